@@ -1,0 +1,128 @@
+"""The one writer of a run's metrics: `metrics.jsonl`, TensorBoard events and the resolved configuration.
+
+Invariants: only the driver process owns a Tracker; each call of `log` ends in one complete line on disk, so that a
+killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A resumed
+run appends: where a step appears twice, the later line counts. Numbers that JSON cannot hold (nan, inf) become null.
+It does not know where metrics come from or what they mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "config.yaml"
+
+
+class Tracker:
+    """Metrics of one run, by `args.run_dir`. Use it as a context manager or call `close()`; both may happen twice."""
+
+    def __init__(self, args):
+        self.run_dir = Path(args.run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        dump_config(args, self.run_dir / CONFIG_FILE)
+        self._file = _open_for_append(self.run_dir / METRICS_FILE)
+        self._tensorboard = _make_tensorboard(args)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
+        """Append `metrics` at `step` of the axis `step_key` (rollout/step, train/step or eval/step).
+
+        Raises: ValueError naming the metric whose value is not a number.
+        """
+        values = {name: _as_number(name, value) for name, value in metrics.items()}
+        line = {"time": time.time(), "step_key": step_key, "step": int(step)}
+        line.update({name: value if math.isfinite(value) else None for name, value in values.items()})
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._tensorboard is not None:
+            self._tensorboard.log(values, int(step))
+
+    def close(self) -> None:
+        """Flush and close every sink."""
+        self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+
+def dump_config(args, path: Path) -> None:
+    """Write every attribute of `args` to a YAML file that `--config` and people can read."""
+    import yaml
+
+    plain = {name: _as_plain(value) for name, value in sorted(vars(args).items())}
+    partial = path.with_suffix(path.suffix + ".tmp")
+    partial.write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_metrics(run_dir: str | Path) -> list[dict]:
+    """Return the lines of a run's metrics.jsonl; a last line that is still being written is left out."""
+    path = Path(run_dir) / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue  # cut short by a kill; see the module invariants
+    return lines
+
+
+def _open_for_append(path: Path):
+    file = open(path, "a", encoding="utf-8")
+    if file.tell() > 0:
+        with open(path, "rb") as reader:
+            reader.seek(-1, os.SEEK_END)
+            if reader.read(1) != b"\n":
+                file.write("\n")
+    return file
+
+
+def _make_tensorboard(args):
+    """Return the TensorBoard adapter; None when switched off or, unless it was asked for, not installed."""
+    if args.use_tensorboard is False:
+        return None
+    from slime.observability.tensorboard_utils import _TensorboardAdapter, is_tensorboard_available
+
+    if args.use_tensorboard is None and not is_tensorboard_available():
+        return None
+    return _TensorboardAdapter(args)
+
+
+def _as_number(name: str, value) -> float:
+    """Return `value` (number, bool, or one-element tensor or array) as float or int."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (int, float)):
+        return value
+    raise ValueError(f"metric {name!r} must be one number, got {type(value).__name__}: {value!r}")
+
+
+def _as_plain(value):
+    """Return `value` made of YAML's own types."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, enum.Enum):
+        return _as_plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_as_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,44 @@
+import pytest
+
+from slime.observability.metric_utils import (
+    clip_ratio,
+    describe,
+    mean,
+    merge_max,
+    merge_weighted_means,
+    pass_at_k,
+    pass_rates,
+)
+
+
+def test_token_means_of_ranks_are_weighted_by_their_tokens():
+    assert merge_weighted_means([{"loss": (9.0, 9)}, {"loss": (11.0, 1)}]) == {"loss": 2.0}
+
+
+def test_a_name_without_any_count_is_left_out():
+    assert merge_weighted_means([{"loss": (0.0, 0)}, {}]) == {}
+
+
+def test_a_maximum_over_ranks_is_a_maximum():
+    assert merge_max([{"len": 10}, {"len": 4, "other": -1}]) == {"len": 10, "other": -1}
+
+
+def test_clip_ratio_counts_lengths_at_the_limit():
+    assert clip_ratio([10, 10, 5], 10) == pytest.approx(2 / 3)
+
+
+def test_empty_inputs_give_nothing():
+    assert (describe("x", []), mean([]), clip_ratio([], 5), pass_rates([]), merge_max([])) == ({}, None, None, {}, {})
+
+
+@pytest.mark.parametrize(("n", "c", "k", "value"), [(4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 3, 2, 1.0), (4, 0, 4, 0.0)])
+def test_pass_at_k_is_unbiased(n, c, k, value):
+    assert pass_at_k(n, c, k) == pytest.approx(value)
+
+
+def test_one_sample_per_prompt_has_no_pass_rate():
+    assert pass_rates([[True], [False]]) == {}
+
+
+def test_pass_rates_use_powers_of_two_up_to_the_group_size():
+    assert list(pass_rates([[True] * 6])) == ["pass@1", "pass@2", "pass@4"]

@@ -1,0 +1,120 @@
+import json
+import math
+import types
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from slime.observability.tracking import Tracker, read_metrics
+
+
+@dataclass
+class _Dataset:
+    name: str
+    path: str
+
+
+def make_args(tmp_path, **changes):
+    fields = {
+        "run_dir": str(tmp_path / "run"),
+        "run_name": "run",
+        "use_tensorboard": False,
+        "tb_project_name": None,
+        "tb_experiment_name": None,
+    }
+    return types.SimpleNamespace(**fields | changes)
+
+
+def read_scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorboard_dir(monkeypatch):
+    monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+
+
+def test_each_log_call_is_one_line_on_disk_at_once(tmp_path):
+    tracker = Tracker(make_args(tmp_path))
+    tracker.log({"rollout/raw_reward": 0.5}, "rollout/step", 3)
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) | {"time": 0} == {
+        "time": 0,
+        "step_key": "rollout/step",
+        "step": 3,
+        "rollout/raw_reward": 0.5,
+    }
+    tracker.close()
+
+
+def test_numbers_that_json_cannot_hold_become_null(tmp_path):
+    with Tracker(make_args(tmp_path)) as tracker:
+        tracker.log({"a": math.nan, "b": math.inf, "c": True}, "train/step", 0)
+    (line,) = read_metrics(tmp_path / "run")
+    assert (line["a"], line["b"], line["c"]) == (None, None, 1)
+
+
+def test_one_element_tensors_and_arrays_are_numbers(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    with Tracker(make_args(tmp_path)) as tracker:
+        tracker.log({"a": numpy.float32(1.5), "b": numpy.array([2])}, "train/step", numpy.int64(4))
+    (line,) = read_metrics(tmp_path / "run")
+    assert (line["a"], line["b"], line["step"]) == (1.5, 2, 4)
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name(tmp_path):
+    with Tracker(make_args(tmp_path)) as tracker, pytest.raises(ValueError, match="rollout/reward.*list"):
+        tracker.log({"rollout/reward": [1.0]}, "rollout/step", 0)
+
+
+def test_a_resumed_run_appends_and_closes_a_line_cut_by_a_kill(tmp_path):
+    args = make_args(tmp_path)
+    with Tracker(args) as tracker:
+        tracker.log({"a": 1}, "train/step", 0)
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"time": 1, "ste')
+    with Tracker(args) as tracker:
+        tracker.log({"a": 2}, "train/step", 1)
+    assert [line["a"] for line in read_metrics(tmp_path / "run")] == [1, 2]
+
+
+def test_closing_twice_is_allowed(tmp_path):
+    tracker = Tracker(make_args(tmp_path, use_tensorboard=True))
+    tracker.close()
+    tracker.close()
+
+
+def test_the_resolved_configuration_is_readable_yaml(tmp_path):
+    args = make_args(
+        tmp_path, eval_datasets=[_Dataset("aime", "/x")], hook=print, betas=(0.9, 0.98), lr=1e-6, none=None
+    )
+    Tracker(args).close()
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["eval_datasets"] == [{"name": "aime", "path": "/x"}]
+    assert (config["betas"], config["lr"], config["none"]) == ([0.9, 0.98], 1e-6, None)
+    assert isinstance(config["hook"], str)
+
+
+def test_scalars_arrive_in_the_run_directory_for_tensorboard(tmp_path):
+    with Tracker(make_args(tmp_path, use_tensorboard=True)) as tracker:
+        tracker.log({"train/loss": 0.25}, "train/step", 7)
+    assert read_scalars(tmp_path / "run" / "tensorboard") == {"train/loss": [(7, 0.25)]}
+
+
+def test_tensorboard_folder_follows_environment_then_project(tmp_path, monkeypatch):
+    from slime.observability.tensorboard_utils import tensorboard_dir
+
+    args = make_args(tmp_path, tb_project_name="p", tb_experiment_name="e")
+    assert str(tensorboard_dir(args)) == "tensorboard_log/p/e"
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tb"))
+    assert tensorboard_dir(args) == tmp_path / "tb"
+
+
+def test_no_events_are_written_when_tensorboard_is_off(tmp_path):
+    Tracker(make_args(tmp_path)).close()
+    assert not (tmp_path / "run" / "tensorboard").exists()
