@@ -92,7 +92,7 @@ def _open_for_append(path: Path):
 
 
 def _make_tensorboard(args):
-    """Return the TensorBoard adapter; None when switched off or, unless it was asked for, not installed."""
+    """Return the TensorBoard adapter; None when switched off or, where nobody asked for it, not installed."""
     if args.use_tensorboard is False:
         return None
     from slime.observability.tensorboard_utils import _TensorboardAdapter, is_tensorboard_available

@@ -1,0 +1,280 @@
+"""Spans and events on `sample.trace`: what happened to a sample, when, and under which parent.
+
+Invariants: the list of events only grows; every public function swallows its own errors (a debug log), so tracing never
+breaks a rollout, while errors of the traced block pass through untouched. The carrier is plain data and travels with
+`Sample.to_dict`. It does not know who reads a trace.
+
+A target is a Sample, a TraceHandle, or a (nested) list of them. Example of an event:
+`{"type": "span_end", "name": "reward_model", "ts": 1700000000.5, "trace_id": "9f…", "sample_id": 3, "group_id": 0,
+"attempt": 0, "span_id": "ab…", "parent_span_id": None, "attrs": {"error_type": "TimeoutError"}}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from slime.observability.trace_meta import CHILDREN_KEY, build_sglang_meta_trace_attrs, emit_children
+
+__all__ = [
+    "TraceHandle",
+    "TraceSpan",
+    "bind_trace",
+    "bind_trace_carrier",
+    "build_sglang_meta_trace_attrs",
+    "export_trace",
+    "import_trace",
+    "trace_event",
+    "trace_function",
+    "trace_next_attempt",
+    "trace_span",
+]
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+_stack: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("slime_trace_stack", default=())
+_warned_functions: set[str] = set()
+
+
+@dataclass
+class TraceHandle:
+    """A carrier plus the span that new spans hang below (None: the innermost open span of this task)."""
+
+    carrier: dict
+    parent_span_id: str | None = None
+
+
+class TraceSpan:
+    """Attributes of one span; those set while it is open go on its end event, later ones are added to that event."""
+
+    def __init__(self):
+        self.attrs: dict = {}
+
+    def set(self, key: str, value) -> None:
+        """Set one attribute."""
+        self.attrs[key] = value
+
+    def update(self, attrs: dict | None = None, **more) -> None:
+        """Set several attributes."""
+        self.attrs.update(attrs or {}, **more)
+
+    set_attr = set
+    update_attrs = update
+
+
+def _never_raises(fallback=None):
+    """Make a function answer `fallback` and leave a debug line where it would raise."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except Exception:
+                logger.debug("tracing: %s failed", function.__name__, exc_info=True)
+                return fallback
+
+        return wrapper
+
+    return decorate
+
+
+@_never_raises()
+def bind_trace(sample) -> TraceHandle | None:
+    """Return the handle of a sample's trace, giving the sample a new trace when it has none."""
+    carrier = getattr(sample, "trace", None)
+    if not isinstance(carrier, dict) or "events" not in carrier:
+        carrier = _new_carrier(sample.index, sample.group_index)
+        sample.trace = carrier
+    carrier["sample_id"], carrier["group_id"] = sample.index, sample.group_index
+    return TraceHandle(carrier)
+
+
+@_never_raises()
+def bind_trace_carrier(carrier: dict, parent_span_id: str | None = None) -> TraceHandle | None:
+    """Return a handle on a carrier that lives outside a sample."""
+    for key, value in _new_carrier(None, None).items():
+        carrier.setdefault(key, value)
+    return TraceHandle(carrier, parent_span_id)
+
+
+@_never_raises()
+def export_trace(target) -> dict | None:
+    """Return what another process needs to go on with this trace: ids, attempt and the current parent, no events."""
+    handle = _handles(target)[0]
+    payload = {key: handle.carrier[key] for key in ("version", "trace_id", "sample_id", "group_id", "attempt")}
+    return payload | {"parent_span_id": _parent_of(handle)}
+
+
+@_never_raises()
+def import_trace(payload: dict | None) -> TraceHandle | None:
+    """Return a handle on an empty carrier that continues an exported trace."""
+    if not payload:
+        return None
+    carrier = {key: value for key, value in payload.items() if key != "parent_span_id"}
+    return bind_trace_carrier(carrier, payload.get("parent_span_id"))
+
+
+@_never_raises()
+def trace_event(target, name: str, attrs: dict | None = None) -> None:
+    """Record a moment."""
+    for handle in _handles(target):
+        _emit(handle, "event", name, parent_span_id=_parent_of(handle), attrs=attrs)
+
+
+@_never_raises()
+def trace_next_attempt(target) -> None:
+    """Count a new attempt at the sample; events from here on carry its number."""
+    for handle in _handles(target):
+        handle.carrier["attempt"] += 1
+        _emit(handle, "event", "attempt_start", parent_span_id=_parent_of(handle))
+
+
+@contextlib.contextmanager
+def trace_span(target, name: str, *, attrs: dict | None = None, record_error: bool = True) -> Iterator[TraceSpan]:
+    """Record the block as a span on every sample of `target`; spans opened inside become its children."""
+    span = TraceSpan()
+    opened = _open(target, name, attrs) or []
+    token = _stack.set(_stack.get() + tuple((h.carrier["trace_id"], span_id) for h, span_id, _ in opened))
+    try:
+        yield span
+    except BaseException as error:
+        if record_error:
+            span.update(error_type=type(error).__name__, error_message=str(error))
+        raise
+    finally:
+        with contextlib.suppress(ValueError):  # a generator closed from another context owns no stack to restore
+            _stack.reset(token)
+        _close(opened, name, span)
+
+
+def trace_function(
+    name: str, *, target: str | None = None, target_getter: Callable | None = None, attrs_getter: Callable | None = None
+):
+    """Decorate a sync or async function so that each call is a span.
+
+    Args:
+        target: name of the parameter that holds the traced sample(s).
+        target_getter: function of the call's arguments that returns them instead.
+        attrs_getter: function of the call's arguments that returns the span's attributes.
+
+    Without a target the first argument that is a sample, or a list of samples, is taken; that warns once per function.
+    """
+
+    def decorate(function):
+        def open_span(args, kwargs):
+            found = _find_target(function, target, target_getter, args, kwargs)
+            attrs = _call(attrs_getter, args, kwargs) if attrs_getter else None
+            return trace_span(found if found is not None else [], name, attrs=attrs)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args, **kwargs):
+                with open_span(args, kwargs):
+                    return await function(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(function)
+            def wrapper(*args, **kwargs):
+                with open_span(args, kwargs):
+                    return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def _new_carrier(sample_id, group_id) -> dict:
+    return {
+        "version": VERSION,
+        "trace_id": uuid.uuid4().hex,
+        "sample_id": sample_id,
+        "group_id": group_id,
+        "attempt": 0,
+        "events": [],
+    }
+
+
+def _handles(target) -> list[TraceHandle]:
+    if target is None:
+        return []
+    if isinstance(target, TraceHandle):
+        return [target]
+    if isinstance(target, (list, tuple)):
+        return [handle for item in target for handle in _handles(item)]
+    handle = bind_trace(target)
+    return [] if handle is None else [handle]
+
+
+def _parent_of(handle: TraceHandle) -> str | None:
+    """Return the innermost open span of the handle's trace in this task, else the parent the handle came with."""
+    for trace_id, span_id in reversed(_stack.get()):
+        if trace_id == handle.carrier["trace_id"]:
+            return span_id
+    return handle.parent_span_id
+
+
+def _emit(
+    handle: TraceHandle, kind: str, name: str, *, ts: float | None = None, attrs: dict | None = None, **ids
+) -> dict:
+    event = {"type": kind, "name": name, "ts": time.time() if ts is None else ts}
+    event |= {key: handle.carrier[key] for key in ("trace_id", "sample_id", "group_id", "attempt")}
+    event |= {key: value for key, value in ids.items() if value is not None}
+    if attrs:
+        event["attrs"] = dict(attrs)
+    handle.carrier["events"].append(event)
+    return event
+
+
+@_never_raises()
+def _open(target, name: str, attrs: dict | None) -> list[tuple[TraceHandle, str, float]]:
+    opened = []
+    for handle in _handles(target):
+        span_id, now = uuid.uuid4().hex[:16], time.time()
+        _emit(handle, "span_start", name, ts=now, attrs=attrs, span_id=span_id, parent_span_id=_parent_of(handle))
+        opened.append((handle, span_id, now))
+    return opened
+
+
+@_never_raises()
+def _close(opened: list[tuple[TraceHandle, str, float]], name: str, span: TraceSpan) -> None:
+    children = span.attrs.pop(CHILDREN_KEY, None)
+    for handle, span_id, started_at in opened:
+        if children:
+            emit_children(functools.partial(_emit, handle), span_id, started_at, children)
+        event = _emit(handle, "span_end", name, span_id=span_id)
+        event["attrs"] = span.attrs  # shared, so that attributes set after the close still arrive
+
+
+@_never_raises()
+def _find_target(function, target, target_getter, args, kwargs):
+    if target_getter is not None:
+        return target_getter(*args, **kwargs)
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    if target is not None:
+        return bound.get(target)
+    if function.__qualname__ not in _warned_functions:
+        _warned_functions.add(function.__qualname__)
+        logger.warning("trace_function on %s has no target: taking its first sample argument", function.__qualname__)
+    return next((value for value in bound.values() if _is_target(value)), None)
+
+
+@_never_raises()
+def _call(function, args, kwargs):
+    return function(*args, **kwargs)
+
+
+def _is_target(value) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(_is_target(item) for item in value)
+    return isinstance(value, TraceHandle) or (hasattr(value, "group_index") and hasattr(value, "index"))
