@@ -1,0 +1,66 @@
+"""All ranks of the trainer, seen from the driver as one object."""
+
+from __future__ import annotations
+
+from slime.ray.placement_group import Slots
+from slime.ray.train_actor import TrainActor
+from slime.ray.wait import wait_for
+
+_RANK_SHARE = 0.4  # of a slot
+
+
+class ActorGroup:
+    """Creates one ``TrainActor`` per slot; every method is the same call on all ranks, with one answer."""
+
+    def __init__(self, args, slots: Slots, host: str):
+        import ray
+
+        self._args = args
+        env = {"env_vars": train_env(args)}
+        self._ranks = [
+            ray.remote(TrainActor)
+            .options(max_concurrency=1, runtime_env=env, **slots.options(rank, _RANK_SHARE))
+            .remote(args, rank, len(slots), host)
+            for rank in range(len(slots))
+        ]
+
+    def begin_init(self, num_rollout: int, load_dir: str | None) -> list:
+        """Start building the model on every rank. Returns references; each gives that rank's first rollout id."""
+        address, port = wait_for(self._ranks[0].reserve_master.remote(), "the first training rank", deadline_s=600)
+        return [rank.init.remote(address, port, num_rollout, load_dir) for rank in self._ranks]
+
+    def train(self, rollout_id: int, shards: list) -> list:
+        """Start training one round on every rank. Returns references to the ranks' metrics."""
+        return [rank.train.remote(rollout_id, shards) for rank in self._ranks]
+
+    def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
+        """Bring every engine to the current weights, called ``version`` from then on. Returns metrics."""
+        merged: dict[str, float] = {}
+        for metrics in self._on_all("update_weights", engine_urls, version):
+            merged |= metrics
+        return merged
+
+    def save(self, directory: str) -> None:
+        self._on_all("save", directory)
+
+    def save_hf(self, directory: str) -> None:
+        self._on_all("save_hf", directory)
+
+    def stop(self) -> None:
+        import ray
+
+        for rank in self._ranks:
+            ray.kill(rank)
+        self._ranks = []
+
+    def _on_all(self, method: str, *arguments) -> list:
+        calls = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+        return wait_for(calls, f"{method} on the training ranks", deadline_s=self._args.stall_timeout)
+
+
+def train_env(args) -> dict[str, str]:
+    """Environment of training ranks: the usual one, the defaults that kernels want, the user's additions last."""
+    from slime.ray.boot import worker_env
+
+    defaults = {"NCCL_CUMEM_ENABLE": "0", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+    return worker_env(args) | defaults | {name: str(value) for name, value in (args.train_env_vars or {}).items()}

@@ -1,0 +1,82 @@
+"""Join a running Ray cluster, or start one on this machine with logical slots.
+
+Without GPUs a slot is a number that Ray counts, so ``--actor-num-gpus-per-node 4 --rollout-num-gpus 4`` means eight processes on
+the CPU. The head node started here listens on this machine only and ends with the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+logger = logging.getLogger(__name__)
+
+# Devices are assigned by us, not by Ray; these switches keep Ray from rewriting the visible-device variables.
+_NO_SET_VISIBLE_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_MODULES",
+    "NEURON_RT_VISIBLE_CORES",
+    "TPU_VISIBLE_CHIPS",
+    "ONEAPI_DEVICE_SELECTOR",
+)
+_OBJECT_STORE_BYTES = 1 << 30
+_EXTRA_CPUS = 4  # manager, driver tasks: processes that hold no slot
+
+
+def worker_env(args) -> dict[str, str]:
+    """Environment of every process of a run: one thread each unless told otherwise, and the driver's import path."""
+    threads = str(args.omp_num_threads)
+    env = {f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in _NO_SET_VISIBLE_DEVICES}
+    env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
+    env |= {"TOKENIZERS_PARALLELISM": "false", "RAY_USE_UVLOOP": "0"}
+    # Hooks live beside the launch script: workers import from where the driver does.
+    paths = [os.getcwd(), *(path for path in sys.path if path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    return env
+
+
+def connect(args, num_slots: int) -> bool:
+    """Connect this process to Ray; ``num_slots`` logical slots are created when no cluster and no GPU is there.
+
+    Returns:
+        True if a local cluster was started here (and ends with ``ray.shutdown``), False if a running one was joined.
+    """
+    import ray
+
+    address = args.ray_address or os.environ.get("RAY_ADDRESS")
+    common = {"runtime_env": {"env_vars": worker_env(args)}, "logging_level": logging.WARNING, "log_to_driver": True}
+    if address:
+        ray.init(address=address, **common)
+        logger.info("joined the Ray cluster at %s", address)
+        return False
+    # The local head: no telemetry, no idle workers started ahead, nothing on the network.
+    for name, value in {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }.items():
+        os.environ.setdefault(name, value)
+    logical = {} if args.num_visible_gpus else {"num_gpus": num_slots}
+    ray.init(
+        num_cpus=num_slots + _EXTRA_CPUS,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        **logical,
+        **common,
+    )
+    return True
+
+
+def bind_host() -> str:
+    """Address on which this node's servers listen: loopback on a one-node cluster, else the node's own address."""
+    import ray
+
+    if os.environ.get("SLIME_HOST_IP"):
+        return os.environ["SLIME_HOST_IP"]
+    num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
+    return "127.0.0.1" if num_nodes == 1 else ray.util.get_node_ip_address()

@@ -1,0 +1,74 @@
+"""One rollout engine: a Ray actor on the engine's slot that starts the HTTP server, waits for it and watches it.
+
+It knows nothing of requests: after ``start`` everybody talks to the server's address.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+
+from slime.backends.sglang_utils.launch import engine_command
+from slime.ray.ports import free_port
+from slime.utils import supervise
+
+START_DEADLINE_S = 900.0  # a large model from a slow disk; the embedded engine needs seconds
+_PORT_ATTEMPTS = 5
+
+
+class EngineActor:
+    """Owns the server process of engine ``rank``; ``base_device`` is its first device on this node."""
+
+    def __init__(self, args, rank: int, base_device: int):
+        self._args, self._rank, self._base_device = args, rank, base_device
+        self._process: subprocess.Popen | None = None
+        self._log_path = os.path.join(args.run_dir, "logs", f"engine_{rank}.log")
+
+    def start(self, host: str) -> str:
+        """Start the server on a free port of ``host`` and wait until it answers. Returns its base URL.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; the message holds the end of its log.
+        """
+        for attempt in range(_PORT_ATTEMPTS):
+            port = free_port(host)
+            command = engine_command(
+                self._args, rank=self._rank, host=host, port=port, base_device=self._base_device
+            )
+            self._process = supervise.start(command, self._log_path, env=os.environ.copy())
+            url = f"http://{host}:{port}"
+            try:
+                self._wait_ready(url)
+                return url
+            except RuntimeError:
+                # Another process may have taken the port between the choice and the bind.
+                taken = "address already in use" in supervise.log_tail(self._log_path).lower()
+                if not taken or attempt == _PORT_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _wait_ready(self, url: str) -> None:
+        from slime.utils.engine_client import EngineClient
+
+        started = time.monotonic()
+        try:
+            EngineClient(url).wait_ready(deadline_s=START_DEADLINE_S, is_alive=self.is_alive)
+        except Exception as error:
+            waited_s = time.monotonic() - started
+            tail = supervise.log_tail(self._log_path)
+            self.stop()
+            raise RuntimeError(
+                f"rollout engine {self._rank} at {url} did not become ready ({error}; waited {waited_s:.0f} s). "
+                f"End of its log {self._log_path}:\n{tail}"
+            ) from None
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def log_tail(self) -> str:
+        return supervise.log_tail(self._log_path)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            supervise.stop(self._process)

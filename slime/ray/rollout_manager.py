@@ -1,0 +1,202 @@
+"""The Data Buffer's process: one Ray actor that turns prompts into training shards.
+
+Wiring only: rollout function -> dump -> metrics -> conversion -> one object reference per data-parallel rank. It owns the data
+source and the served model, and knows nothing of Megatron.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from slime.observability.progress import Progress
+from slime.ray.placement_group import Slots
+from slime.utils.misc import Box, load_function
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutManager:
+    """See the module. ``generate`` and ``eval`` run one at a time; ``progress`` may be called meanwhile."""
+
+    def __init__(self, args, slots: Slots, host: str):
+        from slime.observability.logging_utils import configure_logger
+
+        configure_logger(args.log_level, role="rollout")
+        self._args = args
+        self._server = None
+        self._trained_by: dict[int, list] = {}
+        self._progress = Progress()
+        if not args.debug_train_only:
+            from slime.ray.rollout_server import RolloutServer
+
+            self._server = RolloutServer(args, slots, host)
+        try:
+            # Reading and filtering prompts overlaps the start of the engines.
+            self._load_functions()
+            if self._server is not None:
+                self._server.wait_ready()
+                args.sglang_router_ip, args.sglang_router_port = self._server.router.host, self._server.router.port
+                args.sglang_model_routers = {"default": (args.sglang_router_ip, args.sglang_router_port)}
+                self._progress = self._generation_state().progress
+        except BaseException:
+            self.dispose()
+            raise
+
+    def _load_functions(self) -> None:
+        from slime.rollout.data_source import create_data_source
+        from slime.rollout.hooks import check_hooks
+
+        args = self._args
+        check_hooks(args)
+        self._data_source = create_data_source(args)
+        self._rollout_function = load_function(args.rollout_function_path)
+        self._eval_function = load_function(args.eval_function_path)
+
+    def _generation_state(self):
+        from slime.rollout.sglang_rollout import GenerateState
+
+        return GenerateState(self._args)
+
+    def info(self) -> dict[str, Any]:
+        """{"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls"}."""
+        args = self._args
+        num_rollout, per_epoch = args.num_rollout, None
+        if num_rollout is None:
+            num_prompts = len(self._data_source)
+            num_rollout = int(num_prompts * args.num_epoch // args.rollout_batch_size)
+            per_epoch = num_prompts // args.rollout_batch_size or None
+            if num_rollout == 0:
+                raise ValueError(
+                    f"--num-epoch {args.num_epoch} over {num_prompts} prompts of {args.prompt_data} is less than one round of "
+                    f"--rollout-batch-size {args.rollout_batch_size}; lower the batch size or raise --num-epoch"
+                )
+            args.num_rollout = num_rollout
+        urls = self._server.engine_urls if self._server else []
+        return {"num_rollout": num_rollout, "num_rollout_per_epoch": per_epoch, "engine_urls": urls}
+
+    def progress(self) -> dict:
+        """Snapshot of the running phase; called while ``generate`` runs."""
+        return self._progress.snapshot()
+
+    def generate(self, rollout_id: int) -> tuple[list[Box], dict[str, float]]:
+        """One round of samples. Returns (boxed reference per data-parallel rank, metrics); no boxes under rollout-only."""
+        args = self._args
+        started = time.monotonic()
+        groups, extra = self._groups(rollout_id)
+        samples = flatten(groups)
+        self._dump(rollout_id, samples)
+        metrics = self._rollout_metrics(rollout_id, samples, extra, time.monotonic() - started)
+        self._trained_by[rollout_id] = groups
+        if args.debug_rollout_only:
+            return [], metrics
+        return self._shards(samples), metrics
+
+    def _groups(self, rollout_id: int) -> tuple[list, dict[str, float]]:
+        """The round's groups and the rollout function's own metrics, generated or read from a dump."""
+        from slime.observability.debug_dump import load_rollout_dump
+        from slime.rollout.base_types import call_rollout_fn
+
+        args = self._args
+        if args.load_debug_rollout_data:
+            path = args.load_debug_rollout_data.format(rollout_id=rollout_id)
+            return load_rollout_dump(path, subsample=args.load_debug_rollout_data_subsample), {}
+        try:
+            output = call_rollout_fn(self._rollout_function, args, rollout_id, self._data_source, evaluation=False)
+        except Exception as error:
+            self._explain_dead_engines(error)
+            raise
+        if not output.samples:
+            raise RuntimeError(f"the rollout function {args.rollout_function_path} returned no samples for round {rollout_id}")
+        return output.samples, output.metrics or {}
+
+    def _explain_dead_engines(self, error: Exception) -> None:
+        """Raise a clear error when engines died; otherwise return, so that the original error goes on."""
+        dead = self._server.dead_engines() if self._server else []
+        if dead:
+            raise RuntimeError(
+                f"{len(dead)} of {len(self._server.engine_urls)} rollout engines died: " + "\n".join(dead) + "\nUsual causes: "
+                "out of memory (lower --sglang-mem-fraction-static or --rollout-batch-size), or a bad model folder"
+            ) from error
+
+    def _dump(self, name: int | str, samples: list) -> None:
+        from slime.observability.debug_dump import save_rollout_dump
+
+        if self._args.save_debug_rollout_data:
+            save_rollout_dump(self._args.save_debug_rollout_data, name, samples)
+
+    def _rollout_metrics(self, rollout_id: int, samples: list, extra: dict, seconds: float) -> dict[str, float]:
+        from slime.observability.rollout_metrics import compute_rollout_metrics
+
+        args = self._args
+        if args.load_debug_rollout_data:
+            return {}
+        if args.custom_rollout_log_function_path:
+            log = load_function(args.custom_rollout_log_function_path)
+            if log(rollout_id, args, samples, extra, seconds):
+                return {}
+        return compute_rollout_metrics(args, samples, seconds, extra)
+
+    def _shards(self, samples: list) -> list[Box]:
+        import ray
+
+        from slime.batching.convert import convert_samples_to_train_data
+        from slime.batching.schedule import split_train_data_by_dp
+
+        args = self._args
+        train_data = convert_samples_to_train_data(args, samples)
+        shards = split_train_data_by_dp(args, train_data, args.data_parallel_size, cp_size=args.context_parallel_size)
+        return [Box(ray.put(shard)) for shard in shards]
+
+    def mark_trained(self, rollout_id: int) -> None:
+        """The round's groups reached the weights: the data source may forget them."""
+        self._data_source.mark_finished(self._trained_by.pop(rollout_id, []))
+
+    def eval(self, rollout_id: int) -> dict[str, float]:
+        """Evaluate on every held-out set. Returns metrics."""
+        from slime.observability.rollout_metrics import compute_eval_metrics
+        from slime.rollout.base_types import call_rollout_fn
+
+        args = self._args
+        try:
+            output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
+        except Exception as error:
+            self._explain_dead_engines(error)
+            raise
+        for_dump = [sample for result in output.data.values() for sample in result.get("samples", [])]
+        self._dump(f"eval_{rollout_id}", for_dump)
+        extra = output.metrics or {}
+        if args.custom_eval_rollout_log_function_path:
+            log = load_function(args.custom_eval_rollout_log_function_path)
+            if log(rollout_id, args, output.data, extra):
+                return {}
+        return compute_eval_metrics(args, output.data, extra)
+
+    def save(self, directory: str) -> None:
+        """Write the Data Buffer's state into a checkpoint directory."""
+        import torch
+
+        torch.save(self._data_source.state_dict(), os.path.join(directory, "data_buffer.pt"))
+
+    def load(self, directory: str) -> None:
+        """Continue from ``save``'s file; a checkpoint without one (plain model weights) starts the data anew."""
+        import torch
+
+        path = os.path.join(directory, "data_buffer.pt")
+        if os.path.exists(path):
+            self._data_source.load_state_dict(torch.load(path, weights_only=True))
+        else:
+            logger.warning("%s holds no data_buffer.pt: prompts start from the beginning", directory)
+
+    def dispose(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+
+def flatten(groups: list) -> list:
+    """All samples of arbitrarily nested groups, in order."""
+    if not isinstance(groups, list):
+        return [groups]
+    return [sample for group in groups for sample in flatten(group)]

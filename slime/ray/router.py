@@ -1,0 +1,98 @@
+"""The router in front of a model's engines: the real sglang-router, started through its Python API.
+
+Its own retries are off: the rollout client decides what is sent again. Workers are managed with POST/GET/DELETE ``/workers``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import httpx
+
+from slime.ray.ports import free_port
+from slime.utils import supervise
+
+_START_DEADLINE_S = 60.0
+_WORKERS_DEADLINE_S = 120.0
+_POLL_S = 0.1
+_START_ATTEMPTS = 3
+
+
+class Router:
+    """A router process on this node. ``start`` it, ``add_workers``, talk to ``host:port``, ``stop`` it."""
+
+    def __init__(self, args, host: str):
+        self._args, self.host = args, host
+        self.port = 0
+        self._process: subprocess.Popen | None = None
+        self._log_path = os.path.join(args.run_dir, "logs", "router.log")
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Start the process and wait until it answers; a port taken meanwhile is replaced by another."""
+        for attempt in range(_START_ATTEMPTS):
+            self.port = free_port(self.host)
+            fields = self._args.router_given | {
+                "host": self.host,
+                "port": self.port,
+                "prometheus_port": free_port(self.host),
+                "prometheus_host": self.host,
+                "policy": self._args.router_policy,
+                "log_level": self._args.router_log_level,
+                "request_timeout_secs": self._args.sglang_router_request_timeout_secs,
+                "worker_startup_timeout_secs": int(_WORKERS_DEADLINE_S),
+                "disable_retries": True,
+                "disable_circuit_breaker": True,
+                "disable_health_check": True,
+            }
+            command = [sys.executable, "-m", "slime.ray.router_main", json.dumps(fields)]
+            self._process = supervise.start(command, self._log_path)
+            if self._wait_alive():
+                return
+            self.stop()
+            if attempt == _START_ATTEMPTS - 1:
+                tail = supervise.log_tail(self._log_path)
+                raise RuntimeError(
+                    f"the router did not answer at {self.url}/liveness within {_START_DEADLINE_S:.0f} s. "
+                    f"End of its log {self._log_path}:\n{tail}"
+                )
+
+    def _wait_alive(self) -> bool:
+        give_up_at = time.monotonic() + _START_DEADLINE_S
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            while time.monotonic() < give_up_at and self._process.poll() is None:
+                try:
+                    if client.get(f"{self.url}/liveness").status_code == 200:
+                        return True
+                except httpx.HTTPError:
+                    time.sleep(_POLL_S)
+        return False
+
+    def add_workers(self, engine_urls: list[str]) -> None:
+        """Register engines and wait until the router holds each as healthy."""
+        with httpx.Client(trust_env=False, timeout=30.0) as client:
+            for url in engine_urls:
+                client.post(f"{self.url}/workers", json={"url": url, "worker_type": "regular"}).raise_for_status()
+            started = time.monotonic()
+            workers: list[dict] = []
+            while time.monotonic() - started < _WORKERS_DEADLINE_S:
+                workers = client.get(f"{self.url}/workers").raise_for_status().json()["workers"]
+                healthy = {worker["url"].rstrip("/") for worker in workers if worker.get("is_healthy")}
+                if healthy >= set(engine_urls):
+                    return
+                time.sleep(_POLL_S)
+        raise RuntimeError(
+            f"the router at {self.url} did not accept the engines {sorted(engine_urls)} within "
+            f"{_WORKERS_DEADLINE_S:.0f} s; it holds {workers}. See {self._log_path}"
+        )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            supervise.stop(self._process)

@@ -1,0 +1,285 @@
+"""One run, seen from the driver: processes up, the verbs of the loop, everything down again.
+
+``train.py`` reads as the algorithm because each verb here does one thing and reports it: metrics to the tracker, progress to the
+console. The driver is the only writer of metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+
+from slime.observability.console import Console
+from slime.observability.tracking import Tracker
+from slime.ray import boot, checkpoint
+from slime.ray.actor_group import ActorGroup
+from slime.ray.placement_group import create_slots, layout
+from slime.ray.rollout_manager import RolloutManager
+from slime.ray.wait import wait_for
+from slime.utils.misc import should_run_periodic_action
+
+logger = logging.getLogger(__name__)
+
+_START_DEADLINE_S = 1200.0
+_STOP_DEADLINE_S = 6.0
+
+
+@dataclass
+class Generation:
+    """A round being generated: ``reference`` until it is finished, ``batch`` (one boxed shard per rank) afterwards."""
+
+    rollout_id: int
+    reference: object
+    started_at: float
+    batch: list | None = None
+
+
+@dataclass
+class RoundReport:
+    """What the console says about a round when it ends."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Session:
+    """Context manager of one run. Leaving it, for whatever reason, ends every process that it started."""
+
+    def __init__(self, args):
+        self.args = args
+        self.num_rollout = self.start_rollout_id = 0
+        self.totals: dict[str, float] = {}  # seconds and tokens per phase, for the closing table
+        self._num_rollout_per_epoch: int | None = None
+        self._weight_version = -1
+        self._engine_urls: list[str] = []
+        self._manager = self._actor = None
+        self._is_local_cluster = False
+        self._report = RoundReport()
+
+    # --- up and down ---------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        self.tracker, self.console = Tracker(self.args), Console(self.args)
+        try:
+            self.console.start_notes(self.args.start_notes)
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, error_type, error, traceback) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        import ray
+
+        args = self.args
+        num_slots, _ = layout(args)
+        with self.console.phase("starting Ray"):
+            self._is_local_cluster = boot.connect(args, num_slots)
+            actor_slots, rollout_slots = create_slots(args)
+            host = boot.bind_host()
+        resumed = checkpoint.latest(args.load)
+        with self.console.phase("starting engines and loading prompts"):
+            manager_class = ray.remote(concurrency_groups={"observe": 1})(_observable(RolloutManager))
+            self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
+            if len(actor_slots):
+                self._actor = ActorGroup(args, actor_slots, host)
+            info = wait_for(self._manager.info.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
+        self.num_rollout = info["num_rollout"]
+        self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
+        args.num_rollout = self.num_rollout
+        if self._actor is not None:
+            with self.console.phase("building the trainer"):
+                self._init_actor(resumed)
+        if resumed is not None:
+            wait_for(self._manager.load.remote(resumed.directory), "loading the Data Buffer", deadline_s=600)
+            self._weight_version = resumed.weight_version - 1
+        if args.start_rollout_id is not None:
+            self.start_rollout_id = args.start_rollout_id
+
+    def _init_actor(self, resumed: checkpoint.Checkpoint | None) -> None:
+        references = self._actor.begin_init(self.num_rollout, resumed.directory if resumed else None)
+        starts = wait_for(references, "the training ranks to start", deadline_s=_START_DEADLINE_S)
+        assert len(set(starts)) == 1, f"training ranks disagree about the first round: {starts}"
+        self.start_rollout_id = resumed.rollout_id + 1 if resumed else starts[0]
+        if resumed:
+            self.console.say(f"continuing from {resumed.directory}: next round {self.start_rollout_id}")
+
+    def _stop(self) -> None:
+        """End everything within seconds: servers first (they hold ports), then actors, then a local Ray."""
+        import ray
+
+        if ray.is_initialized():
+            if self._manager is not None:
+                ray.wait([self._manager.dispose.remote()], timeout=_STOP_DEADLINE_S)
+                ray.kill(self._manager)
+            if self._actor is not None:
+                self._actor.stop()
+            ray.shutdown()
+        self._manager = self._actor = None
+        self.console.close()
+        self.tracker.close()
+
+    # --- the verbs of the loop -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_eval_only(self) -> bool:
+        """``--num-rollout 0`` with an eval interval: one evaluation and nothing else."""
+        return self.num_rollout == 0 and self.args.eval_interval is not None
+
+    def rounds(self) -> range:
+        if self.start_rollout_id >= self.num_rollout > 0:
+            self.console.say(f"nothing to do: round {self.start_rollout_id} of {self.num_rollout} is already trained")
+        return range(self.start_rollout_id, self.num_rollout)
+
+    def begin_generate(self, rollout_id: int) -> Generation:
+        """Queue a round; the rollout process generates one at a time."""
+        return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
+
+    def finish_generate(self, generation: Generation) -> list:
+        """Wait for a round. Returns one boxed shard per data-parallel rank; calling it again returns the same."""
+        if generation.batch is None:
+            with self._timed("generate", generation.rollout_id):
+                generation.batch, metrics = wait_for(
+                    generation.reference,
+                    f"generation of round {generation.rollout_id}",
+                    deadline_s=self.args.stall_timeout,
+                    on_poll=self._poll_progress,
+                )
+            self._log(metrics, "rollout/step", generation.rollout_id)
+        return generation.batch
+
+    def generate(self, rollout_id: int) -> list:
+        return self.finish_generate(self.begin_generate(rollout_id))
+
+    def train(self, rollout_id: int, batch: list) -> None:
+        """All optimizer steps of one round."""
+        if self._actor is None:
+            return
+        with self._timed("train", rollout_id):
+            per_rank = wait_for(
+                self._actor.train(rollout_id, batch),
+                f"training of round {rollout_id}",
+                deadline_s=self.args.stall_timeout,
+                on_poll=self.console.tick,
+            )
+            wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
+        for result in per_rank:
+            for step, metrics in result.get("steps", {}).items():
+                self._log(metrics, "train/step", step)
+            self._log(result.get("rollout", {}), "rollout/step", rollout_id)
+
+    def update_weights(self) -> None:
+        """Bring every engine to the trainer's weights under the next version; nothing to do without engines or trainer."""
+        self._weight_version += 1
+        if self._actor is None or not self._engine_urls:
+            return
+        with self._timed("sync", None):
+            metrics = self._actor.update_weights(self._engine_urls, self._weight_version)
+        self._report.metrics |= metrics
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Evaluate with the weights that the engines hold now. Returns the metrics."""
+        if not self._engine_urls:
+            return {}
+        with self._timed("eval", rollout_id):
+            metrics = wait_for(
+                self._manager.eval.remote(rollout_id),
+                f"evaluation at round {rollout_id}",
+                deadline_s=self.args.stall_timeout,
+                on_poll=self._poll_progress,
+            )
+        self._log(metrics, "eval/step", rollout_id)
+        self.console.eval_summary(rollout_id, metrics)
+        return metrics
+
+    def save(self, rollout_id: int) -> None:
+        """One complete checkpoint: trainer, Data Buffer, manifest last."""
+        with self._timed("save", rollout_id):
+            directory = checkpoint.directory_of(self.args.save, rollout_id)
+            shutil.rmtree(directory, ignore_errors=True)  # a half-written one of an earlier run
+            os.makedirs(directory)
+            if self._actor is not None:
+                self._actor.save(directory)
+            wait_for(self._manager.save.remote(directory), "saving the Data Buffer", deadline_s=600)
+            checkpoint.commit(directory, rollout_id=rollout_id, weight_version=self._weight_version)
+            if self.args.save_hf and self._actor is not None:
+                self._actor.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
+        self.console.say(f"saved {directory}")
+
+    def end_round(self, rollout_id: int) -> None:
+        """Log what the round took and print its line."""
+        seconds = self._report.seconds
+        wall = {f"perf/{name}_wall_time": value for name, value in seconds.items()}
+        wall["perf/round_time"] = sum(seconds.values())
+        sync = {name: value for name, value in self._report.metrics.items() if name.startswith("perf/update_weights")}
+        self._log(wall | sync, "rollout/step", rollout_id)
+        self.console.round_summary(rollout_id, self.num_rollout, self._report.metrics, seconds)
+        self._report = RoundReport()
+
+    # --- what is due -----------------------------------------------------------------------------------------------------------
+
+    def eval_due_before(self, rollout_id: int) -> bool:
+        is_first = rollout_id == 0 and not self.args.skip_eval_before_train
+        return is_first and self.args.eval_interval is not None
+
+    def eval_due(self, rollout_id: int) -> bool:
+        return should_run_periodic_action(rollout_id, self.args.eval_interval, self._num_rollout_per_epoch)
+
+    def save_due(self, rollout_id: int) -> bool:
+        return self.args.save is not None and should_run_periodic_action(
+            rollout_id, self.args.save_interval, self._num_rollout_per_epoch, self.num_rollout
+        )
+
+    def sync_due(self, rollout_id: int) -> bool:
+        """Every ``--update-weights-interval`` rounds, and after the last one so that a final evaluation sees it."""
+        return (rollout_id + 1) % self.args.update_weights_interval == 0 or rollout_id == self.num_rollout - 1
+
+    # --- reporting -------------------------------------------------------------------------------------------------------------
+
+    def _timed(self, phase: str, rollout_id: int | None):
+        return _PhaseTimer(self, phase, rollout_id)
+
+    def _poll_progress(self):
+        import ray
+
+        snapshot = ray.get(self._manager.progress.remote(), timeout=60)
+        self.console.progress(snapshot)
+        return {name: phase["done"] for name, phase in snapshot["phases"].items()}
+
+    def _log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
+        if metrics:
+            self.tracker.log(metrics, step_key, step)
+            self._report.metrics |= metrics
+
+
+class _PhaseTimer:
+    """Adds the wall time of a phase to the round's report and to the run's totals."""
+
+    def __init__(self, session: Session, phase: str, rollout_id: int | None):
+        self._session, self._phase, self._rollout_id = session, phase, rollout_id
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+        self._session.console.begin(self._phase, self._rollout_id, self._session.num_rollout)
+
+    def __exit__(self, *_) -> None:
+        elapsed = time.monotonic() - self._started
+        session = self._session
+        session.console.end(self._phase)
+        session._report.seconds[self._phase] = session._report.seconds.get(self._phase, 0.0) + elapsed
+        session.totals[self._phase] = session.totals.get(self._phase, 0.0) + elapsed
+
+
+def _observable(manager_class: type) -> type:
+    """The manager with ``progress`` and ``dispose`` answering from a thread of their own while ``generate`` runs."""
+    import ray
+
+    in_own_thread = ray.method(concurrency_group="observe")
+    methods = {name: in_own_thread(getattr(manager_class, name)) for name in ("progress", "dispose")}
+    return type(manager_class.__name__, (manager_class,), methods | {"__module__": manager_class.__module__})

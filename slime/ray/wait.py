@@ -1,0 +1,53 @@
+"""Waiting for Ray results with a deadline, progress in between, and errors that a user can read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+_POLL_S = 0.25
+
+
+def wait_for(references, what: str, *, deadline_s: float, on_poll: Callable[[], Any] | None = None) -> Any:
+    """The value(s) of ``references``; the first failure ends the wait at once.
+
+    Args:
+        deadline_s: longest time without a sign of life. ``on_poll`` is called several times a second, and whenever its value
+            changes (a progress snapshot) the clock starts anew.
+
+    Raises:
+        RuntimeError: a worker failed (its own message comes first), or nothing moved for ``deadline_s``.
+    """
+    import ray
+
+    pending = list(references) if isinstance(references, list) else [references]
+    evidence: Any = None
+    changed_at = time.monotonic()
+    while pending:
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=_POLL_S)
+        for reference in done:
+            _value(reference, what)
+        current = on_poll() if on_poll else None
+        if done or current != evidence:
+            evidence, changed_at = current, time.monotonic()
+        elif pending and time.monotonic() - changed_at > deadline_s:
+            raise RuntimeError(
+                f"waited {deadline_s:.0f} s for {what} without a sign of life (--stall-timeout); last seen: {evidence}"
+            )
+    return [_value(reference, what) for reference in references] if isinstance(references, list) else _value(references, what)
+
+
+def _value(reference, what: str) -> Any:
+    import ray
+
+    try:
+        return ray.get(reference, timeout=60)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause if error.cause is not None else error
+        user_error = isinstance(cause, (ValueError, FileNotFoundError)) and not isinstance(cause, UnicodeError)
+        if user_error:
+            raise type(cause)(*cause.args) from error
+        raise RuntimeError(f"{what} failed: {cause}") from error
+    except ray.exceptions.RayActorError as error:
+        raise RuntimeError(f"{what}: the process died ({error}). Out of memory is the usual cause") from error
