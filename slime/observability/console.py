@@ -75,6 +75,11 @@ class Console:
         for note in notes:
             self._print(f"  note: {note}")
 
+    def say(self, text: str) -> None:
+        """Write one line that stays."""
+        with self._lock:
+            self._print(text)
+
     def begin(self, phase: str, rollout_id: int | None = None) -> None:
         """Enter a phase ("generate", "train", "update_weights", "save", "eval") of a round."""
         with self._lock:

@@ -56,15 +56,14 @@ class Session:
         self._weight_version = -1
         self._engine_urls: list[str] = []
         self._manager = self._actor = None
-        self._is_local_cluster = False
         self._report = RoundReport()
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        self.tracker, self.console = Tracker(self.args), Console(self.args)
+        self.tracker, self.console = Tracker(self.args), Console()
         try:
-            self.console.start_notes(self.args.start_notes)
+            self.console.start(self.args.start_notes, self.args.run_dir)
             self._start()
         except BaseException:
             self._stop()
@@ -79,23 +78,22 @@ class Session:
 
         args = self.args
         num_slots, _ = layout(args)
-        with self.console.phase("starting Ray"):
-            self._is_local_cluster = boot.connect(args, num_slots)
-            actor_slots, rollout_slots = create_slots(args)
-            host = boot.bind_host()
+        self.console.begin("starting Ray")
+        boot.connect(args, num_slots)
+        actor_slots, rollout_slots = create_slots(args)
+        host = boot.bind_host()
         resumed = checkpoint.latest(args.load)
-        with self.console.phase("starting engines and loading prompts"):
-            manager_class = ray.remote(concurrency_groups={"observe": 1})(_observable(RolloutManager))
-            self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
-            if len(actor_slots):
-                self._actor = ActorGroup(args, actor_slots, host)
-            info = wait_for(self._manager.info.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
-        self.num_rollout = info["num_rollout"]
+        self.console.begin("starting engines, reading prompts")
+        manager_class = ray.remote(concurrency_groups={"observe": 1})(_observable(RolloutManager))
+        self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
+        if len(actor_slots):
+            self._actor = ActorGroup(args, actor_slots, host)
+        info = wait_for(self._manager.info.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
+        self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
-        args.num_rollout = self.num_rollout
         if self._actor is not None:
-            with self.console.phase("building the trainer"):
-                self._init_actor(resumed)
+            self.console.begin("building the trainer")
+            self._init_actor(resumed)
         if resumed is not None:
             wait_for(self._manager.load.remote(resumed.directory), "loading the Data Buffer", deadline_s=600)
             self._weight_version = resumed.weight_version - 1
@@ -122,7 +120,7 @@ class Session:
                 self._actor.stop()
             ray.shutdown()
         self._manager = self._actor = None
-        self.console.close()
+        self.console.stop_live()
         self.tracker.close()
 
     # --- the verbs of the loop -------------------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ class Session:
                 self._actor.train(rollout_id, batch),
                 f"training of round {rollout_id}",
                 deadline_s=self.args.stall_timeout,
-                on_poll=self.console.tick,
+                on_poll=lambda: self.console.update({}),
             )
             wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
         for result in per_rank:
@@ -195,7 +193,8 @@ class Session:
                 on_poll=self._poll_progress,
             )
         self._log(metrics, "eval/step", rollout_id)
-        self.console.eval_summary(rollout_id, metrics)
+        scores = {name: value for name, value in metrics.items() if name.count("/") == 1 and "_ratio" not in name}
+        self.console.say("evaluation  " + "  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
         return metrics
 
     def save(self, rollout_id: int) -> None:
@@ -219,7 +218,7 @@ class Session:
         wall["perf/round_time"] = sum(seconds.values())
         sync = {name: value for name, value in self._report.metrics.items() if name.startswith("perf/update_weights")}
         self._log(wall | sync, "rollout/step", rollout_id)
-        self.console.round_summary(rollout_id, self.num_rollout, self._report.metrics, seconds)
+        self.console.round_summary(rollout_id, self._report.metrics)
         self._report = RoundReport()
 
     # --- what is due -----------------------------------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ class Session:
         import ray
 
         snapshot = ray.get(self._manager.progress.remote(), timeout=60)
-        self.console.progress(snapshot)
+        self.console.update(snapshot)
         return {name: phase["done"] for name, phase in snapshot["phases"].items()}
 
     def _log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
@@ -266,12 +265,11 @@ class _PhaseTimer:
 
     def __enter__(self) -> None:
         self._started = time.monotonic()
-        self._session.console.begin(self._phase, self._rollout_id, self._session.num_rollout)
+        self._session.console.begin(self._phase, self._rollout_id)
 
     def __exit__(self, *_) -> None:
         elapsed = time.monotonic() - self._started
         session = self._session
-        session.console.end(self._phase)
         session._report.seconds[self._phase] = session._report.seconds.get(self._phase, 0.0) + elapsed
         session.totals[self._phase] = session.totals.get(self._phase, 0.0) + elapsed
 
