@@ -1,0 +1,192 @@
+"""Log-probabilities and entropies of given tokens under given logits, row-chunked and vocab-parallel aware.
+
+`log_probs_and_entropy(logits [T, V], targets [T], ...)` pairs row t with target t; shifting targets by one is the
+caller's business. One pass per row block: logsumexp and a gather. Backward uses the closed forms
+    d logp / dz = onehot - p          dH / dz_j = p_j * (sum_k p_k z_k - z_j)
+so nothing of size [T, V] is kept but the logits themselves, and only the gradient is allocated.
+
+Under tensor parallelism each rank passes its vocabulary shard, `vocab_start`, and collectives over the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slime.algorithms.numeric import identity
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+BLOCK_ELEMENTS = 1 << 22
+"""Rows per block are chosen so that a block's temporaries stay near 16 MB of float32."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Settings of one call, handed through autograd as one object."""
+
+    temperature: float
+    rows_per_block: int
+    with_entropy: bool
+    entropy_grad: bool
+    vocab_start: int
+    reduce_max: Reduce
+    reduce_sum: Reduce
+
+
+def log_probs_and_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    *,
+    chunk_size: int = -1,
+    with_entropy: bool = False,
+    entropy_grad: bool = False,
+    keep: torch.Tensor | None = None,
+    vocab_start: int = 0,
+    reduce_max: Reduce | None = None,
+    reduce_sum: Reduce | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (log_probs [T], entropy [T] or None), float32 (float64 for float64 logits).
+
+    Args:
+        logits: [T, V_local], any float dtype; converted block by block.
+        targets: [T] int64, global vocabulary ids.
+        temperature: > 0; logits are divided by it before anything else.
+        chunk_size: rows per block; -1 picks a block that fits in cache (one block under tensor parallelism, so that
+            the number of collectives does not grow). The result does not depend on it.
+        with_entropy: also return the entropy over the full vocabulary.
+        entropy_grad: let gradient flow through the entropy; otherwise it is a metric.
+        keep: [T, V_local] bool, the sampler's kept set per row (top-p replay): the log-softmax is restricted to it.
+            The target is always kept. Entropy ignores it.
+        vocab_start: first vocabulary id of this shard.
+        reduce_max, reduce_sum: collectives over the vocabulary shards, None on one shard. No gradient passes them.
+    Raises:
+        ValueError: temperature is not positive.
+    """
+    if not temperature > 0:
+        raise ValueError(f"--rollout-temperature must be > 0 for training, got {temperature}")
+    num_rows, vocab = logits.shape
+    if chunk_size > 0:
+        rows = chunk_size
+    else:
+        rows = max(1, num_rows if reduce_sum else BLOCK_ELEMENTS // max(vocab, 1))
+    plan = _Plan(
+        float(temperature), rows, with_entropy, entropy_grad and with_entropy, vocab_start,
+        reduce_max or identity, reduce_sum or identity,
+    )  # fmt: skip
+    log_probs, entropy = _LogProbs.apply(logits, targets, keep, plan)
+    if not with_entropy:
+        return log_probs, None
+    return log_probs, entropy if entropy_grad else entropy.detach()
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, keep, plan):
+        num_rows = logits.shape[0]
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        log_probs, lse, full_lse, mean_logit = (logits.new_zeros(num_rows, dtype=dtype) for _ in range(4))
+        for start in range(0, num_rows, plan.rows_per_block):
+            block = slice(start, start + plan.rows_per_block)
+            z = _scaled(logits[block], plan.temperature)
+            local, owned = _local_targets(targets[block], plan.vocab_start, z.shape[1])
+            target_logit = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0.0)
+            full_lse[block] = _logsumexp(z, plan)
+            if plan.with_entropy:
+                mean_logit[block] = _mean_logit(z, full_lse[block], plan)
+            if keep is None:
+                lse[block] = full_lse[block]
+            else:
+                lse[block] = _logsumexp(z.masked_fill(~_kept(keep[block], local, owned), float("-inf")), plan)
+            log_probs[block] = plan.reduce_sum(target_logit) - lse[block]
+        ctx.save_for_backward(logits, targets, keep, lse, full_lse, mean_logit)
+        ctx.plan = plan
+        return log_probs, full_lse - mean_logit
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_log_probs, grad_entropy):
+        logits, targets, keep, lse, full_lse, mean_logit = ctx.saved_tensors
+        plan = ctx.plan
+        grad = torch.empty_like(logits)
+        for start in range(0, logits.shape[0], plan.rows_per_block):
+            block = slice(start, start + plan.rows_per_block)
+            z = _scaled(logits[block], plan.temperature)
+            local, owned = _local_targets(targets[block], plan.vocab_start, z.shape[1])
+            g = (grad_log_probs[block] / plan.temperature).to(z.dtype)
+            out = torch.exp(z - lse[block, None])
+            if keep is not None:
+                out.masked_fill_(~_kept(keep[block], local, owned), 0.0)
+            out.mul_(-g[:, None])
+            out.scatter_add_(1, local[:, None], (g * owned)[:, None])
+            if plan.entropy_grad:
+                p = torch.exp(z - full_lse[block, None])
+                slope = p.mul_(mean_logit[block, None] - z.masked_fill(p == 0, 0.0))
+                out.addcmul_(slope, (grad_entropy[block] / plan.temperature).to(z.dtype)[:, None])
+            grad[block] = out
+        return grad, None, None, None
+
+
+def _scaled(block: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the block in working precision divided by the temperature; a view when neither changes anything."""
+    z = block if block.dtype == torch.float64 else block.float()
+    return z if temperature == 1.0 else z / temperature
+
+
+def _local_targets(targets: torch.Tensor, vocab_start: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids within this shard, clamped; whether this shard owns them)."""
+    local = targets - vocab_start
+    owned = (local >= 0) & (local < vocab)
+    return local.clamp(0, vocab - 1), owned
+
+
+def _kept(keep: torch.Tensor, local: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+    """Return the keep mask with each row's own target added."""
+    return keep.scatter(1, local[:, None], keep.gather(1, local[:, None]) | owned[:, None])
+
+
+def _logsumexp(z: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    if plan.reduce_sum is identity:
+        return torch.logsumexp(z, dim=1)
+    top = plan.reduce_max(z.amax(dim=1))
+    return top + torch.log(plan.reduce_sum(torch.exp(z - top[:, None]).sum(dim=1)))
+
+
+def _mean_logit(z: torch.Tensor, lse: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    """Return sum of p*z over the vocabulary; logits of minus infinity contribute 0."""
+    p = torch.exp(z - lse[:, None])
+    return plan.reduce_sum(p.mul_(z.masked_fill(p == 0, 0.0)).sum(dim=1))
+
+
+def keep_mask(token_ids: torch.Tensor, offsets: torch.Tensor, vocab: int, vocab_start: int = 0) -> torch.Tensor:
+    """Expand a top-p replay record to a bool mask [rows, vocab] of this vocabulary shard.
+
+    Args:
+        token_ids: flat int32 ids kept by the sampler; row r owns `token_ids[offsets[r]:offsets[r + 1]]`.
+        offsets: [rows + 1]. A row with no id has no record and is unrestricted.
+    Raises:
+        ValueError: offsets do not cover the ids.
+
+    >>> keep_mask(torch.tensor([0, 2]), torch.tensor([0, 2, 2]), vocab=3).tolist()
+    [[True, False, True], [True, True, True]]
+    """
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(token_ids):
+        raise ValueError(
+            f"rollout_top_p_token_offsets must run from 0 to {len(token_ids)} (number of ids), "
+            f"got {int(offsets[0])}..{int(offsets[-1])}"
+        )
+    counts = offsets[1:] - offsets[:-1]
+    num_rows = len(counts)
+    rows = torch.repeat_interleave(torch.arange(num_rows, device=token_ids.device), counts.long())
+    local, owned = _local_targets(token_ids.long(), vocab_start, vocab)
+    mask = (counts == 0)[:, None].expand(num_rows, vocab).clone()
+    mask[rows[owned], local[owned]] = True
+    return mask
+
+
+def flat_targets(tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the targets of samples packed one after another: each sample shifted left by one, last position 0."""
+    return torch.cat([torch.cat([row[1:], row.new_zeros(1)]) for row in tokens])

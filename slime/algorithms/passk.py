@@ -1,0 +1,39 @@
+"""Unbiased estimate of pass@k: the chance that at least one of k samples of a prompt is correct.
+
+Only a reward equal to 1 counts as correct. Source: Chen et al. (2021), "Evaluating Large Language Models Trained on
+Code", eq. 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def pass_at_k(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return {"pass@1": ..., "pass@2": ..., "pass@4": ...} averaged over prompts.
+
+    Args:
+        groups: the rewards of each prompt's samples. Groups may differ in size; k runs over powers of two up to the
+            smallest one. Groups of one sample give no metric.
+
+    >>> pass_at_k([[1, 0]])
+    {'pass@1': 0.5, 'pass@2': 1.0}
+    """
+    smallest = min((len(group) for group in groups), default=0)
+    metrics = {}
+    k = 1
+    while k <= smallest and smallest > 1:
+        rates = [_estimate(len(group), sum(reward == 1 for reward in group), k) for group in groups]
+        metrics[f"pass@{k}"] = sum(rates) / len(rates)
+        k *= 2
+    return metrics
+
+
+def _estimate(num_samples: int, num_correct: int, k: int) -> float:
+    """Return 1 - C(n - c, k) / C(n, k) as a running product."""
+    if num_samples - num_correct < k:
+        return 1.0
+    miss = 1.0
+    for i in range(num_samples - num_correct + 1, num_samples + 1):
+        miss *= 1.0 - k / i
+    return 1.0 - miss

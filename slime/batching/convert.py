@@ -1,0 +1,223 @@
+"""From a flat list of samples to the train dict: one list per column, one entry per sample.
+
+Always: tokens, response_lengths, rewards, raw_reward, truncated, sample_indices, rollout_ids, loss_masks,
+rollout_mask_sums, source_names. When the samples carry them: rollout_log_probs, teacher_log_probs,
+rollout_routed_experts, rollout_top_p_token_ids/offsets, metadata, round_number, multimodal_train_inputs.
+
+Samples are read, never changed. Values stay plain Python (tensors come in `schedule.split_train_data_by_dp`).
+Example: two samples of one prompt with rewards 1 and 0 and no std normalisation ->
+{"tokens": [[5, 6, 7], [5, 6, 8]], "response_lengths": [1, 1], "rewards": [0.5, -0.5], "raw_reward": [1, 0],
+ "loss_masks": [[1], [1]], "rollout_ids": [0, 1], "rollout_mask_sums": [1, 1], ...}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from slime.algorithms.reduce import rollout_mask_sums
+from slime.algorithms.rewards import GROUP_RELATIVE, STD_NORMALISED, normalize_group_rewards
+from slime.batching.flops import moe_layers
+from slime.utils.misc import load_function
+from slime.utils.types import Sample
+
+
+def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]:
+    """Convert a flat list of samples; `--custom-convert-samples-to-train-data-path` replaces all of it.
+
+    Raises:
+        ValueError: no samples, a sample without reward, or one whose columns do not fit together (named).
+    """
+    if not samples:
+        raise ValueError("the rollout returned no samples to train on")
+    if args.custom_convert_samples_to_train_data_path:
+        return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
+    for sample in samples:
+        sample.check_invariants()
+    rollout_ids = _rollout_ids(samples)
+    raw_rewards, rewards = post_process_rewards(args, samples, rollout_ids)
+    loss_masks = [_loss_mask(sample) for sample in samples]
+    data: dict[str, Any] = {
+        "tokens": [list(sample.tokens) for sample in samples],
+        "response_lengths": [sample.response_length for sample in samples],
+        "rewards": rewards,
+        "raw_reward": _logged_rewards(samples, raw_rewards),
+        "truncated": [int(sample.status == Sample.Status.TRUNCATED) for sample in samples],
+        "sample_indices": [sample.index for sample in samples],
+        "rollout_ids": rollout_ids,
+        "loss_masks": loss_masks,
+        "rollout_mask_sums": rollout_mask_sums([sum(mask) for mask in loss_masks], rollout_ids),
+        "source_names": [_source_name(sample) for sample in samples],
+    }
+    data.update(_optional_columns(args, samples, loss_masks))
+    return data
+
+
+def post_process_rewards(
+    args, samples: list[Sample], rollout_ids: Sequence[int] | None = None
+) -> tuple[list[Any], list[float]]:
+    """Return (raw rewards, training rewards).
+
+    Group-relative estimators get rewards normalised within each `group_index`, one per rollout id;
+    `--custom-reward-post-process-path` replaces the whole step.
+
+    Raises:
+        ValueError: a sample has no reward, or the hook returned lists of another length.
+    """
+    if args.custom_reward_post_process_path:
+        raw, rewards = load_function(args.custom_reward_post_process_path)(args, samples)
+        if len(raw) != len(samples) or len(rewards) != len(samples):
+            raise ValueError(
+                f"--custom-reward-post-process-path {args.custom_reward_post_process_path} returned {len(raw)} raw and "
+                f"{len(rewards)} training rewards for {len(samples)} samples"
+            )
+        return list(raw), list(rewards)
+    raw = [_scalar_reward(args, sample) for sample in samples]
+    estimator = args.advantage_estimator
+    if estimator not in GROUP_RELATIVE or not args.rewards_normalization:
+        return raw, list(raw)
+    rewards = normalize_group_rewards(
+        raw,
+        _group_ids(args, samples),
+        _rollout_ids(samples) if rollout_ids is None else rollout_ids,
+        std_norm=estimator in STD_NORMALISED and args.grpo_std_normalization,
+        leave_one_out=estimator == "rloo",
+    )
+    return raw, rewards
+
+
+def _scalar_reward(args, sample: Sample) -> float:
+    if sample.reward is None:
+        raise ValueError(
+            f"sample {sample.index} (group {sample.group_index}) has no reward; every sample to train needs one"
+        )
+    try:
+        return float(sample.get_reward_value(args))
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"sample {sample.index} (group {sample.group_index}): reward {sample.reward!r} gives no number with "
+            f"--reward-key {args.reward_key!r}; set --reward-key to one of its keys"
+        ) from error
+
+
+def _group_ids(args, samples: list[Sample]) -> list[int]:
+    """Return the prompt of each sample; samples that never saw a data source are grouped by position."""
+    groups = [sample.group_index for sample in samples]
+    if all(group is None for group in groups) and len(samples) % args.n_samples_per_prompt == 0:
+        return [position // args.n_samples_per_prompt for position in range(len(samples))]
+    missing = [position for position, group in enumerate(groups) if group is None]
+    if missing:
+        raise ValueError(
+            f"samples at positions {missing[:8]} have no group_index, so their rewards cannot be compared within a "
+            "prompt; set sample.group_index, or use --disable-rewards-normalization"
+        )
+    return groups
+
+
+def _rollout_ids(samples: list[Sample]) -> list[int]:
+    """Return each sample's rollout id; a missing one becomes the smallest unused integer."""
+    used = {sample.rollout_id for sample in samples if sample.rollout_id is not None}
+    ids, candidate = [], 0
+    for sample in samples:
+        if sample.rollout_id is not None:
+            ids.append(sample.rollout_id)
+            continue
+        while candidate in used:
+            candidate += 1
+        used.add(candidate)
+        ids.append(candidate)
+    return ids
+
+
+def _loss_mask(sample: Sample) -> list[int]:
+    if sample.remove_sample:
+        return [0] * sample.response_length
+    return [1] * sample.response_length if sample.loss_mask is None else [int(m) for m in sample.loss_mask]
+
+
+def _logged_rewards(samples: list[Sample], raw_rewards: list[Any]) -> list[Any]:
+    """Return the rewards for metrics: `metadata["raw_reward"]` where a sample has it."""
+    return [
+        sample.metadata["raw_reward"] if sample.metadata and "raw_reward" in sample.metadata else raw
+        for sample, raw in zip(samples, raw_rewards, strict=True)
+    ]
+
+
+def _source_name(sample: Sample) -> str:
+    """Return where the sample came from: an attached `source`, the metadata, or "unknown"."""
+    attached = vars(sample).get("source")
+    return attached or (sample.metadata or {}).get("source_name") or "unknown"
+
+
+def _optional_columns(args, samples: list[Sample], loss_masks: list[list[int]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name in ("rollout_log_probs", "teacher_log_probs"):
+        if any(getattr(sample, name) is not None for sample in samples):
+            columns[name] = _token_column(samples, name, loss_masks)
+    if any(sample.rollout_routed_experts is not None for sample in samples):
+        columns["rollout_routed_experts"] = [sample.rollout_routed_experts for sample in samples]
+    if args.use_rollout_routing_replay:
+        check_routed_experts(args, samples)
+    if any(sample.train_metadata is not None for sample in samples):
+        columns["metadata"] = [sample.train_metadata for sample in samples]
+    if any("round_number" in (sample.metadata or {}) for sample in samples):
+        columns["round_number"] = [(sample.metadata or {}).get("round_number", 1) for sample in samples]
+    if args.rollout_top_p != 1.0:
+        columns.update(_top_p_columns(samples))
+    if any(sample.multimodal_train_inputs is not None for sample in samples):
+        columns["multimodal_train_inputs"] = [sample.multimodal_train_inputs for sample in samples]
+    return columns
+
+
+def _token_column(samples: list[Sample], name: str, loss_masks: list[list[int]]) -> list[list[float]]:
+    """Return a per-token column; only fully masked samples may lack it, they get zeros."""
+    column = []
+    for sample, mask in zip(samples, loss_masks, strict=True):
+        values = getattr(sample, name)
+        if values is None and any(mask):
+            raise ValueError(f"sample {sample.index} has trained tokens but no {name}, while other samples have them")
+        column.append([0.0] * sample.response_length if values is None else values)
+    return column
+
+
+def _top_p_columns(samples: list[Sample]) -> dict[str, list]:
+    for sample in samples:
+        offsets = sample.rollout_top_p_token_offsets
+        if sample.rollout_top_p_token_ids is None or offsets is None or len(offsets) != sample.response_length + 1:
+            raise ValueError(
+                f"--rollout-top-p is not 1: sample {sample.index} needs rollout_top_p_token_ids and "
+                f"{sample.response_length + 1} rollout_top_p_token_offsets, got "
+                f"{'none' if offsets is None else len(offsets)}"
+            )
+    return {
+        "rollout_top_p_token_ids": [sample.rollout_top_p_token_ids for sample in samples],
+        "rollout_top_p_token_offsets": [sample.rollout_top_p_token_offsets for sample in samples],
+    }
+
+
+def check_routed_experts(args, samples: list[Sample]) -> None:
+    """Check recorded expert ids for routing replay: shape, non-empty, and every MoE layer present.
+
+    Raises:
+        ValueError: names the sample and the layers whose ids are all zero (a pipeline stage that sent nothing).
+    """
+    expected_moe = [i for i, is_moe in enumerate(moe_layers(args.moe_layer_freq, args.num_layers)) if is_moe]
+    for sample in samples:
+        if sample.rollout_routed_experts is None:
+            raise ValueError(f"--use-rollout-routing-replay: sample {sample.index} has no rollout_routed_experts")
+        experts = torch.as_tensor(sample.rollout_routed_experts)
+        wanted = (args.num_layers, args.moe_router_topk)
+        if experts.dim() != 3 or tuple(experts.shape[1:]) != wanted or not len(experts):
+            raise ValueError(
+                f"--use-rollout-routing-replay: sample {sample.index} has routed experts of shape {tuple(experts.shape)}, "
+                f"expected [tokens - 1 >= 1, {wanted[0]}, {wanted[1]}]"
+            )
+        if args.moe_router_topk > 1:
+            seen = experts.ne(0).any(dim=2).any(dim=0)
+            missing = [layer for layer in expected_moe if not bool(seen[layer])]
+            if missing:
+                raise ValueError(
+                    f"--use-rollout-routing-replay: sample {sample.index} has only zero expert ids in MoE layers {missing}"
+                )

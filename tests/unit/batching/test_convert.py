@@ -1,0 +1,112 @@
+"""Samples to train columns: masks, ids, rewards, and errors that name the sample."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slime.batching.convert import convert_samples_to_train_data
+from slime.utils.types import Sample
+
+
+def make_args(**changes):
+    values = dict(
+        reward_key=None, advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=False,
+        n_samples_per_prompt=2, custom_reward_post_process_path=None, custom_convert_samples_to_train_data_path=None,
+        rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, moe_router_topk=2, moe_layer_freq=1,
+    )  # fmt: skip
+    return SimpleNamespace(**{**values, **changes})
+
+
+def make_sample(index=0, group=0, reward=1.0, response=2, **changes):
+    fields = dict(
+        group_index=group, index=index, tokens=list(range(3 + response)), response_length=response, reward=reward,
+        status=Sample.Status.COMPLETED,
+    )  # fmt: skip
+    return Sample(**{**fields, **changes})
+
+
+def test_missing_masks_and_ids_are_filled():
+    samples = [
+        make_sample(0, reward=1.0),
+        make_sample(1, reward=0.0, rollout_id=0, loss_mask=[0, 1]),
+        make_sample(2, group=1, remove_sample=True, status=Sample.Status.TRUNCATED),
+        make_sample(3, group=1, metadata={"source_name": "web"}),
+    ]
+    data = convert_samples_to_train_data(make_args(), samples)
+    assert data["loss_masks"] == [[1, 1], [0, 1], [0, 0], [1, 1]]
+    assert data["rollout_ids"] == [1, 0, 2, 3]
+    assert data["rollout_mask_sums"] == [2, 1, 0, 2]
+    assert data["truncated"] == [0, 0, 1, 0]
+    assert data["rewards"] == [0.5, -0.5, 0.0, 0.0] and data["raw_reward"] == [1.0, 0.0, 1.0, 1.0]
+    assert data["source_names"] == ["unknown", "unknown", "unknown", "web"]
+    assert "rollout_log_probs" not in data and "round_number" not in data
+
+
+def test_fan_out_counts_once_and_shares_its_denominator():
+    samples = [make_sample(i, reward=1.0, rollout_id=7) for i in range(3)] + [make_sample(3, reward=0.0, rollout_id=8)]
+    data = convert_samples_to_train_data(make_args(), samples)
+    assert data["rewards"] == [0.5, 0.5, 0.5, -0.5]
+    assert data["rollout_mask_sums"] == [6, 6, 6, 2]
+
+
+def test_different_sibling_rewards_fail_only_under_normalisation():
+    samples = [make_sample(0, reward=1.0, rollout_id=7), make_sample(1, reward=0.0, rollout_id=7)]
+    with pytest.raises(ValueError, match="rows 0 and 1"):
+        convert_samples_to_train_data(make_args(), samples)
+    assert convert_samples_to_train_data(make_args(advantage_estimator="ppo"), samples)["rewards"] == [1.0, 0.0]
+
+
+def test_raw_reward_override_and_reward_key():
+    samples = [
+        make_sample(0, reward={"acc": 1, "len": 3}, metadata={"raw_reward": 9}),
+        make_sample(1, reward={"acc": 0}),
+    ]
+    data = convert_samples_to_train_data(make_args(reward_key="acc"), samples)
+    assert data["raw_reward"] == [9, 0.0] and data["rewards"] == [0.5, -0.5]
+    with pytest.raises(ValueError, match="--reward-key"):
+        convert_samples_to_train_data(make_args(), samples)
+
+
+def test_missing_reward_or_broken_columns_name_the_sample():
+    with pytest.raises(ValueError, match="sample 4 .* no reward"):
+        convert_samples_to_train_data(make_args(), [make_sample(4, reward=None)])
+    with pytest.raises(ValueError, match="sample 5"):
+        convert_samples_to_train_data(make_args(), [make_sample(5, loss_mask=[1])])
+    with pytest.raises(ValueError, match="sample 1 .*rollout_log_probs"):
+        convert_samples_to_train_data(make_args(), [make_sample(0, rollout_log_probs=[0.0, 0.0]), make_sample(1)])
+    with pytest.raises(ValueError, match="positions \\[1\\] have no group_index"):
+        convert_samples_to_train_data(make_args(), [make_sample(0), make_sample(1, group=None)])
+
+
+def test_mixed_round_numbers_and_removed_samples_without_log_probs():
+    samples = [
+        make_sample(0, rollout_log_probs=[-1.0, -2.0]),
+        make_sample(1, remove_sample=True, metadata={"round_number": 3}),
+    ]
+    data = convert_samples_to_train_data(make_args(), samples)
+    assert data["rollout_log_probs"] == [[-1.0, -2.0], [0.0, 0.0]] and data["round_number"] == [1, 3]
+
+
+def test_hooks_replace_conversion_and_reward_step(tmp_path, monkeypatch):
+    (tmp_path / "convert_hooks_for_test.py").write_text(
+        "def convert(args, samples):\n    return {'tokens': [s.tokens for s in samples]}\n"
+        "def rewards(args, samples):\n    return [0] * len(samples), [2.0] * len(samples)\n"
+        "def short(args, samples):\n    return [], []\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = "convert_hooks_for_test"
+    args = make_args(custom_convert_samples_to_train_data_path=f"{module}.convert")
+    assert set(convert_samples_to_train_data(args, [make_sample()])) == {"tokens"}
+    args = make_args(custom_reward_post_process_path=f"{module}.rewards")
+    assert convert_samples_to_train_data(args, [make_sample(reward=None)])["rewards"] == [2.0]
+    with pytest.raises(ValueError, match="returned 0 raw"):
+        convert_samples_to_train_data(make_args(custom_reward_post_process_path=f"{module}.short"), [make_sample()])
+
+
+def test_routing_replay_names_the_empty_layer():
+    experts = [[[1, 2], [0, 0]]] * 4
+    samples = [make_sample(0, rollout_routed_experts=experts)]
+    with pytest.raises(ValueError, match=r"MoE layers \[1\]"):
+        convert_samples_to_train_data(make_args(use_rollout_routing_replay=True), samples)

@@ -1,0 +1,126 @@
+"""Schedule invariants on random batches, and the documented examples."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slime.batching.balance import karmarkar_karp, longest_first
+from slime.batching.schedule import build_dp_schedule, split_train_data_by_dp
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    num_rollouts = rng.randint(4, 24)
+    ids = [r for r in range(num_rollouts) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
+    lengths = [rng.randint(1, 60) for _ in ids]
+    if seed % 3 == 0:
+        order = list(range(len(ids)))
+        rng.shuffle(order)
+        ids = [ids[i] for i in order]
+    return lengths, ids, rng
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("balance", ["none", "data", "flops"])
+def test_invariants_hold_for_random_batches(seed, balance):
+    lengths, ids, rng = random_case(seed)
+    dp, cp, vpp_group = rng.choice([1, 2, 4]), rng.choice([1, 2]), rng.choice([1, 2])
+    batch_size = rng.randint(max(1, len(set(ids)) // 2), len(set(ids)))
+    cap = rng.choice([16, 64, 200])
+    kwargs = dict(
+        global_batch_size=batch_size, dp_size=dp, cp_size=cp, use_dynamic_batch_size=True, max_tokens_per_gpu=cap,
+        balance_data=balance == "data", balance_by_flops=balance == "flops", vpp_size=2,
+        microbatch_group_size_per_vp_stage=vpp_group, flops_fn=lambda n: n * n + n,
+    )  # fmt: skip
+    try:
+        plan = build_dp_schedule(lengths, ids, **kwargs)
+    except ValueError as error:
+        assert "micro-batches cannot be made" in str(error) or "samples for" in str(error)
+        return
+    assert plan == build_dp_schedule(lengths, ids, **kwargs), "the schedule is a pure function"
+    kept = [position for part in plan.partitions for position in part]
+    assert len(kept) == len(set(kept)), "a sample is scheduled twice"
+    first_seen = list(dict.fromkeys(ids))
+    num_steps = len(first_seen) // batch_size
+    assert {ids[p] for p in kept} == set(first_seen[: num_steps * batch_size])
+    assert len(kept) == sum(i in set(first_seen[: num_steps * batch_size]) for i in ids)
+    for part, micro_batches in zip(plan.partitions, plan.micro_batch_indices, strict=True):
+        assert len(micro_batches) == sum(plan.num_microbatches)
+        assert [i for mb in micro_batches for i in mb] == list(range(len(part)))
+        for mb in micro_batches:
+            assert mb
+            if balance != "flops" and len(mb) > 1:
+                assert sum(lengths[part[i]] for i in mb) <= cap * cp
+    assert all(count % vpp_group == 0 for count in plan.num_microbatches)
+    assert plan.global_batch_sizes == [batch_size] * num_steps
+
+
+def test_siblings_of_one_rollout_stay_in_one_step():
+    ids = [0, 1, 0, 2, 3, 2]
+    plan = build_dp_schedule([1] * 6, ids, global_batch_size=2, dp_size=1)
+    first, second = plan.num_microbatches
+    assert {ids[p] for p in plan.partitions[0][:first]} == {0, 1} and second == 3
+
+
+def test_fb_a17_oversized_samples_sit_alone_and_the_cap_holds():
+    plan = build_dp_schedule(
+        [5000], [0], global_batch_size=1, dp_size=1, use_dynamic_batch_size=True, max_tokens_per_gpu=4096
+    )
+    assert plan.micro_batch_indices == [[[0]]]
+    plan = build_dp_schedule(
+        [7] * 8, list(range(8)), global_batch_size=8, dp_size=1, use_dynamic_batch_size=True, max_tokens_per_gpu=8
+    )
+    assert plan.num_microbatches == [8]
+
+
+def test_errors_name_the_flags():
+    with pytest.raises(ValueError, match="--global-batch-size 4"):
+        build_dp_schedule([1, 1], [0, 1], global_batch_size=4, dp_size=1)
+    with pytest.raises(ValueError, match="--micro-batch-size"):
+        build_dp_schedule([1] * 3, [0, 1, 2], global_batch_size=3, dp_size=2)
+    with pytest.raises(ValueError, match="data-parallel ranks"):
+        build_dp_schedule([1], [0], global_batch_size=1, dp_size=2)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_partitions_cover_every_item_once_and_balance(seed):
+    rng = random.Random(seed)
+    weights = [rng.randint(1, 100) for _ in range(24)]
+    for parts in (longest_first(weights, 4), karmarkar_karp(weights, 4), karmarkar_karp(weights, 4, equal_size=True)):
+        assert sorted(item for part in parts for item in part) == list(range(24))
+        sums = [sum(weights[i] for i in part) for part in parts]
+        assert max(sums) - min(sums) <= max(weights)
+    assert all(len(part) == 6 for part in karmarkar_karp(weights, 4, equal_size=True))
+
+
+def test_split_gives_each_rank_its_rows_as_tensors():
+    args = SimpleNamespace(
+        global_batch_size=4, micro_batch_size=1, use_dynamic_batch_size=False, max_tokens_per_gpu=None,
+        balance_data=False, balance_by_flops=False,
+    )  # fmt: skip
+    data = {
+        "tokens": [[1, 2], [3, 4, 5], [6, 7], [8, 9]],
+        "response_lengths": [1, 2, 1, 1],
+        "rewards": [0.5, -0.5, 1.0, -1.0],
+        "raw_reward": [1, 0, 1, 0],
+        "rollout_ids": [0, 1, 2, 3],
+        "loss_masks": [[1], [1, 0], [1], [1]],
+        "rollout_mask_sums": [1, 1, 1, 1],
+        "rollout_log_probs": [[-0.1], [-0.2, 0.0], [-0.3], [-0.4]],
+        "my_own_column": ["a", "b", "c", "d"],
+        "note": "whole",
+    }
+    shards = split_train_data_by_dp(args, data, dp_size=2)
+    second = shards[1]
+    assert second["partition"] == [1, 3] and second["num_microbatches"] == [2] and second["global_batch_sizes"] == [4]
+    assert [row.tolist() for row in second["tokens"]] == [[3, 4, 5], [8, 9]]
+    assert second["tokens"][0].dtype == torch.int64 and second["loss_masks"][0].dtype == torch.int32
+    assert second["rollout_log_probs"][0].dtype == torch.float32
+    assert torch.equal(second["rollout_mask_sums"], torch.tensor([1.0, 1.0]))
+    assert second["my_own_column"] == ["b", "d"] and second["note"] == "whole"
+    assert second["raw_reward"] == [1, 0, 1, 0] and second["total_lengths"] == [2, 3, 2, 2]
+    assert second["rewards"] == [-0.5, -1.0]
