@@ -1,0 +1,59 @@
+# make help lists the targets. Variables, all optional:
+#   PYTHON       interpreter that makes the virtual environment (3.10 or newer with venv and pip), default python3
+#   TORCH_INDEX  package index for torch alone; https://download.pytorch.org/whl/cpu saves the CUDA libraries on Linux
+#   PIP_ARGS     further arguments of every pip install
+#   PYTEST_ARGS  further arguments of pytest
+#   ARGS         further arguments of slime quickstart
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | tr -s ' \t' '--')
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint format docs size clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: $(STAMP)  ## make .venv and install the pinned versions (nothing happens when they are there)
+
+quickstart: $(STAMP)  ## a whole GRPO run on this machine's CPU, in minutes
+	$(BIN)/slime quickstart $(ARGS)
+
+test: $(STAMP)  ## all tests that need no GPU
+	$(BIN)/python -m pytest -q -m "not gpu" $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_text.py
+
+format: $(STAMP)  ## repair style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python tools/check_text.py --fix
+
+docs: $(STAMP)  ## write the flag reference anew
+	$(BIN)/python tools/gen_flag_docs.py
+
+size: $(STAMP)  ## lines per package and the largest functions
+	$(BIN)/python tools/size.py
+
+clean:  ## remove the environment and caches; runs under outputs/ stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "python 3.10 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=..." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -c 'import pip, sys; sys.exit(int(pip.__version__.split(".")[0]) < 23)' || \
+	  $(BIN)/python -m pip install $(PIP_ARGS) --upgrade "pip>=23"
+	$(if $(TORCH_INDEX),$(BIN)/python -m pip install $(PIP_ARGS) --index-url $(TORCH_INDEX) -c constraints.txt torch)
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[dev]"
+	@rm -f $(VENV)/.installed-*
+	@touch $@
