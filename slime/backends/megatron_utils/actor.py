@@ -1,0 +1,263 @@
+"""One training rank: builds the model, trains on the shards it is given, saves, and gives its weights out.
+
+The order inside `train` is the algorithm: reference log-probs, old log-probs (unless the current forward can stand for
+them), advantages, the optimizer steps of the rollout, metrics. Knows no Ray, no engines, no rollout code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slime.observability.timer import Timers
+from slime.utils import device
+from slime.utils.misc import load_function
+
+
+class MegatronActor:
+    """Rank `rank` of `world_size` of the role's model.
+
+    Args:
+        args: the run's arguments; `num_rollout` is an int by the time of `init`.
+        role: actor, or critic.
+    """
+
+    def __init__(self, args, rank: int, world_size: int, master_addr: str, master_port: int, role: str = "actor"):
+        self.args, self.rank, self.role = args, rank, role
+        self._where = (rank, world_size, master_addr, master_port)
+        self._timers = Timers()
+        self.model: list = []
+        self.optimizer = self.scheduler = self.runner = self.backup = None
+
+    # ---- start ----------------------------------------------------------------------------------------------------
+
+    def init(self, load_dir: str | None = None) -> int:
+        """Join the other ranks, build model and optimizer, load weights.
+
+        Args:
+            load_dir: complete checkpoint of this run to continue from; None starts from `--load`, `--ref-load` or
+                `--hf-checkpoint`, whichever is given first.
+        Returns: the first rollout id to train: the loaded one plus 1, or 0.
+        """
+        from slime.backends.megatron_utils import initialize
+
+        args = self.args
+        if args.context_parallel_size > 1:
+            raise ValueError(f"--context-parallel-size {args.context_parallel_size}: only 1 is built")
+        initialize.initialize(args, *self._where)
+        if args.custom_megatron_init_path is not None:
+            load_function(args.custom_megatron_init_path)(args)
+        self._build()
+        start = self._load_actor(load_dir)
+        self._load_reference()
+        return start
+
+    def _build(self) -> None:
+        from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils.model_provider import build_model
+        from slime.backends.megatron_utils.train_step import StepRunner
+        from slime.backends.megatron_utils.weight_backup import WeightBackup
+
+        bare = build_model(self.args)
+        optimizer.freeze_parameters(self.args, bare)
+        self.model = [optimizer.wrap_model(self.args, bare)]
+        self.backup = WeightBackup(self.model)
+        if self.args.num_rollout > 0:
+            self.optimizer = optimizer.build_optimizer(self.args, self.model)
+            self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
+            self.runner = StepRunner(self.args, self.model, self.optimizer, self.scheduler, self.role)
+
+    def _load_actor(self, load_dir: str | None) -> int:
+        from slime.backends.megatron_utils import checkpoint
+
+        args = self.args
+        if load_dir is not None:
+            checkpoint.load(args, load_dir, self.model, self.optimizer, self.scheduler)
+            return _iteration_of(load_dir) + 1
+        source = args.load or args.ref_load or args.hf_checkpoint
+        step = args.ckpt_step if args.load else args.ref_ckpt_step
+        checkpoint.load_weights(args, self.model, source, step)
+        if self.optimizer is not None:
+            self.optimizer.reload_model_params()
+        return 0
+
+    def _load_reference(self) -> None:
+        from slime.backends.megatron_utils import checkpoint
+
+        if not self.needs_reference:
+            return
+        self.backup.store("actor")
+        checkpoint.load_weights(self.args, self.model, self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step)
+        self.backup.store("ref")
+        self.backup.live = "ref"
+        self.backup.switch("actor")
+
+    # ---- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def dp_rank(self) -> int:
+        """Which shard of a rollout is this rank's."""
+        from megatron.core import parallel_state as mpu
+
+        return mpu.get_data_parallel_rank()
+
+    @property
+    def is_main_rank(self) -> bool:
+        """Whether this rank reports: first data and tensor rank of the last pipeline stage."""
+        from megatron.core import parallel_state as mpu
+
+        first = mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and mpu.get_tensor_model_parallel_rank() == 0
+        return first and mpu.is_pipeline_last_stage()
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model takes part."""
+        return self.role == "actor" and (self.args.kl_coef != 0 or self.args.use_kl_loss)
+
+    def can_reuse_forward(self, num_steps: int) -> bool:
+        """Return whether the old log-probs equal those of the training forward, so that no pass is needed for them."""
+        args = self.args
+        return (
+            num_steps == 1
+            and args.loss_type == "policy_loss"
+            and args.kl_coef == 0
+            and not (args.use_rollout_logprobs or args.get_mismatch_metrics or args.use_critic)
+            and not (args.keep_old_actor or args.use_opd or args.custom_advantage_function_path)
+            and args.advantage_estimator != "gspo"
+            and (not args.use_routing_replay or args.use_rollout_routing_replay)
+        )
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def train(self, rollout_id: int, shard: dict) -> dict[str, dict]:
+        """Train on this rank's shard of a rollout, all optimizer steps.
+
+        Returns: on the main rank {"steps": {step: {"train/...": x}}, "rollout": {"rollout/...": x, "perf/...": x}},
+        on the others {}.
+        """
+        from slime.backends.megatron_utils import metrics
+
+        with self._timers("train"):
+            data, batches = self._prepare(rollout_id, shard)
+            with self._timers("actor_train"):
+                steps = self._run_steps(rollout_id, data, batches)
+            rollout = metrics.rollout_metrics(self.args, data) if self._is_last_stage else {}
+            self._update_reference(rollout_id)
+            self._dump(rollout_id, data)
+        rollout.update(self._performance(data))
+        return {"steps": steps, "rollout": rollout} if self.is_main_rank else {}
+
+    def _prepare(self, rollout_id: int, shard: dict):
+        """Return the shard on the device with every column that training needs, and its micro-batches."""
+        from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils.data import ShardBatches, stream_multiple, to_device
+
+        with self._timers("data_preprocess"):
+            data = to_device(shard, device.device())
+            batches = ShardBatches(data, stream_multiple(self.args), device.device())
+        if self.args.loss_type == "policy_loss":
+            self._forward_passes(data, batches)
+        if self._is_last_stage and not self.args.disable_compute_advantages_and_returns:
+            from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
+
+            compute_advantages_and_returns(self.args, data)
+        if self.args.rollout_data_postprocess_path is not None:
+            load_function(self.args.rollout_data_postprocess_path)(self.args, rollout_id, data)
+        if self.args.reset_optimizer_states:
+            optimizer.reset_states(self.optimizer)
+        return data, batches
+
+    def _forward_passes(self, data: dict, batches) -> None:
+        if "ref" in self.backup.tags():
+            data.update(self._log_probs_of("ref", "ref_", batches))
+        needed = not self.args.use_rollout_logprobs or self.args.get_mismatch_metrics
+        if needed and not self.can_reuse_forward(len(data["num_microbatches"])):
+            data.update(self._log_probs_of("actor", "", batches, with_entropy=self.args.use_rollout_entropy))
+        self.backup.switch("actor")
+
+    def _log_probs_of(self, tag: str, prefix: str, batches, with_entropy: bool = False) -> dict:
+        from slime.backends.megatron_utils.log_probs import log_prob_pass
+
+        with self._timers(f"{prefix}log_probs"):
+            self.backup.switch(tag)
+            hook = self.args.custom_megatron_before_log_prob_hook_path
+            if hook is not None:
+                load_function(hook)(self.args, self.model, prefix)
+            columns = log_prob_pass(self.args, self.model, batches, with_entropy=with_entropy)
+        return {f"{prefix}{name}": column for name, column in columns.items()}
+
+    def _run_steps(self, rollout_id: int, data: dict, batches) -> dict[int, dict[str, float]]:
+        reports, captured = {}, {}
+        per_rollout = len(data["num_microbatches"])
+        for step_id, micro_batches in enumerate(batches.steps()):
+            size = data["global_batch_sizes"][step_id]
+            report = self.runner.run(rollout_id, step_id, micro_batches, data, size)
+            captured.update(report.log_probs)
+            prefix = "train/critic-" if self.role == "critic" else "train/"
+            step = rollout_id * per_rollout + step_id
+            reports[step] = {f"{prefix}{name}": value for name, value in report.metrics.items()}
+        if "log_probs" not in data and per_rollout == 1 and len(captured) == len(data["tokens"]):
+            data["log_probs"] = [captured[i] for i in range(len(captured))]
+        return reports
+
+    def _update_reference(self, rollout_id: int) -> None:
+        interval = self.args.ref_update_interval
+        if interval is not None and "ref" in self.backup.tags() and (rollout_id + 1) % interval == 0:
+            with self._timers("ref_model_update"):
+                self.backup.store("ref")
+
+    def _dump(self, rollout_id: int, data: dict) -> None:
+        if self.args.save_debug_train_data is not None and self._is_last_stage:
+            from slime.backends.megatron_utils.train_dump import save_train_dump
+
+            save_train_dump(self.args, rollout_id, self.rank, data)
+
+    def _performance(self, data: dict) -> dict[str, float]:
+        tokens = sum(len(t) for t in data["tokens"])
+        seconds = self._timers.seconds("actor_train")
+        values = {"perf/actor_train_tok_per_s": tokens / seconds if seconds else 0.0}
+        values.update({f"perf/{name}": value for name, value in device.memory_summary().items()})
+        values.update(self._timers.pop_metrics())
+        return values
+
+    @property
+    def _is_last_stage(self) -> bool:
+        from megatron.core import parallel_state as mpu
+
+        return mpu.is_pipeline_last_stage()
+
+    # ---- weights --------------------------------------------------------------------------------------------------
+
+    def export_weights(self) -> Iterator:
+        """Yield (Hugging Face name, tensor) of the whole model; every rank must walk it when tp or pp is above 1."""
+        from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
+
+        assert self.backup.live == "actor", f"the weights in place are {self.backup.live!r}"
+        return export_hf_weights(self.model[0], self.args)
+
+    def export_checksums(self) -> dict[str, str]:
+        """Return the checksum of every exported tensor."""
+        from slime.utils.checksum import tensor_checksum
+
+        return {name: tensor_checksum(tensor) for name, tensor in self.export_weights()}
+
+    def save(self, directory: str) -> None:
+        """Write model, optimizer, schedule and random state into an existing directory; all ranks call it."""
+        from slime.backends.megatron_utils import checkpoint
+
+        with self._timers("save_model"):
+            checkpoint.save(self.args, directory, self.model, self.optimizer, self.scheduler)
+
+    def save_hf(self, directory: str) -> None:
+        """Write the model as a Hugging Face folder; all ranks call it."""
+        from slime.backends.megatron_utils.megatron_to_hf.writer import save_hf
+
+        save_hf(self.model[0], self.args, directory)
+
+
+def _iteration_of(directory: str) -> int:
+    import re
+
+    match = re.search(r"iter_(\d+)/?$", directory)
+    if match is None:
+        raise ValueError(f"checkpoint directory {directory} is not named iter_NNNNNNN")
+    return int(match[1])

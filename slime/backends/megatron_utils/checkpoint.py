@@ -1,0 +1,167 @@
+"""Save and load one rank's part of a checkpoint directory (Megatron's torch_dist format), or load a Hugging Face folder.
+
+Invariants: saved at any parallel layout, loaded at any other; after a load the next steps equal those of a run that never
+stopped. The directory's commit marker (manifest) is the caller's; so is the choice of the directory.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slime.backends.megatron_utils import optimizer_fixes
+from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+from slime.backends.megatron_utils.model_provider import unwrap
+from slime.utils import device
+
+LATEST = "latest_checkpointed_iteration.txt"
+
+
+def is_megatron_dir(path: str | Path) -> bool:
+    """Return whether `path` holds torch_dist weights or names a folder of checkpoints."""
+    path = Path(path)
+    return (path / LATEST).is_file() or (path / "metadata.json").is_file()
+
+
+def is_hf_dir(path: str | Path) -> bool:
+    """Return whether `path` is a Hugging Face folder."""
+    return (Path(path) / "config.json").is_file()
+
+
+def iteration_dir(path: str | Path, step: int | None = None) -> Path:
+    """Return the torch_dist directory under `path`: itself, iteration `step`, or the latest one.
+
+    Raises: ValueError when it does not exist.
+    """
+    path = Path(path)
+    if (path / "metadata.json").is_file():
+        return path
+    text = str(step) if step is not None else (path / LATEST).read_text().strip()
+    found = path / ("release" if text == "release" else f"iter_{int(text):07d}")
+    if not (found / "metadata.json").is_file():
+        raise ValueError(f"checkpoint {found} (step {text} of {path}) does not exist or is not complete")
+    return found
+
+
+def load_weights(args, model: list, path: str, step: int | None = None) -> None:
+    """Load model weights only, from a Megatron or a Hugging Face folder.
+
+    Raises: ValueError when `path` is neither.
+    """
+    if is_megatron_dir(path):
+        from megatron.core import dist_checkpointing
+
+        directory = iteration_dir(path, step)
+        state = {"model": _model_state(model)}
+        loaded = dist_checkpointing.load(state, str(directory))
+        _fill_model(model, loaded["model"])
+    elif is_hf_dir(path):
+        for chunk in model:
+            load_hf_weights(chunk, path)
+    else:
+        raise ValueError(f"{path} is neither a Megatron checkpoint ({LATEST} or metadata.json) nor a Hugging Face folder (config.json)")
+
+
+def save(args, directory: str, model: list, optimizer, scheduler) -> None:
+    """Write the trainer's state into `directory`, which exists and is shared by all ranks."""
+    from megatron.core import dist_checkpointing
+
+    dist_checkpointing.save(
+        _state(args, model, optimizer if not args.no_save_optim else None, scheduler, loading=False),
+        directory,
+        content_metadata=_sharding_metadata(plain=True),
+    )
+
+
+def load(args, directory: str, model: list, optimizer, scheduler) -> None:
+    """Restore everything that `save` wrote: weights, optimizer, schedule, random state."""
+    from megatron.core import dist_checkpointing
+
+    directory = str(iteration_dir(directory))
+    with_optimizer = optimizer is not None and not args.no_load_optim and _has_optimizer(directory)
+    if with_optimizer:
+        optimizer_fixes.prime(optimizer)
+    state = _state(args, model, optimizer if with_optimizer else None, scheduler, loading=True)
+    loaded = dist_checkpointing.load(state, directory)
+    _fill_model(model, loaded["model"])
+    if with_optimizer:
+        optimizer.load_state_dict(loaded["optimizer"])
+        optimizer_fixes.unshare_steps(optimizer)
+        scheduler.load_state_dict(loaded["scheduler"])
+    elif optimizer is not None:
+        optimizer.reload_model_params()
+    if not args.no_load_rng and "rng" in loaded:
+        _set_rng_state(loaded["rng"])
+
+
+def _has_optimizer(directory: str) -> bool:
+    from megatron.core import dist_checkpointing
+
+    return bool(dist_checkpointing.load_common_state_dict(directory).get("has_optimizer"))
+
+
+def _sharding_metadata(plain: bool = False) -> dict:
+    from megatron.core import parallel_state as mpu
+
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+    if not plain:
+        metadata["dp_cp_group"] = mpu.get_data_parallel_group(with_context_parallel=True)
+    return metadata
+
+
+def _model_state(model: list) -> dict:
+    metadata = _sharding_metadata()
+    if len(model) == 1:
+        return unwrap(model[0]).sharded_state_dict(metadata=metadata)
+    return {f"chunk{i}": unwrap(chunk).sharded_state_dict(metadata=metadata) for i, chunk in enumerate(model)}
+
+
+def _fill_model(model: list, state: dict) -> None:
+    for i, chunk in enumerate(model):
+        unwrap(chunk).load_state_dict(state if len(model) == 1 else state[f"chunk{i}"], strict=False)
+
+
+def _state(args, model: list, optimizer, scheduler, *, loading: bool) -> dict:
+    state = {"model": _model_state(model), "has_optimizer": optimizer is not None}
+    if optimizer is not None:
+        if not loading:
+            optimizer_fixes.prime(optimizer)
+        metadata = _sharding_metadata()
+        state["optimizer"] = optimizer.sharded_state_dict(
+            {"model": state["model"]}, is_loading=loading, metadata=metadata
+        )
+        state["scheduler"] = scheduler.state_dict()
+    if not (args.no_load_rng if loading else args.no_save_rng):
+        state["rng"] = _sharded_rng_state()
+    return state
+
+
+def _sharded_rng_state():
+    from megatron.core import parallel_state as mpu
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "device": device.rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+    stage, tensor_rank = mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank()
+    shape = (mpu.get_pipeline_model_parallel_world_size(), mpu.get_tensor_model_parallel_world_size())
+    replica = mpu.get_data_parallel_rank(with_context_parallel=True)
+    return ShardedObject("rng", state, shape, (stage, tensor_rank), replica_id=replica)
+
+
+def _set_rng_state(state: dict) -> None:
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    device.set_rng_state(state["device"])
+    get_cuda_rng_tracker().set_states(state["tracker"])

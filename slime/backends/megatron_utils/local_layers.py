@@ -1,0 +1,91 @@
+"""The two layers that megatron-core lacks without Transformer Engine: RMSNorm and attention over packed sequences.
+
+Both follow the constructor signatures that Megatron's layer specs call. Attention is causal, with grouped queries, on
+torch's scaled dot product; it takes packed streams (THD) and plain [S, B, H, D].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.module import MegatronModule
+
+from slime.backends.megatron_utils.packed_sequences import gather_rows, scatter_rows
+
+
+class RMSNorm(torch.nn.Module):
+    """Root-mean-square norm computed in float32; unlike Megatron's torch norm it allows sequence parallelism."""
+
+    def __init__(self, config, hidden_size: int, eps: float = 1e-5, **_):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel  # its gradient is then summed over tensor ranks
+        self.zero_centered = config.layernorm_zero_centered_gamma
+        if self.zero_centered:
+            torch.nn.init.zeros_(self.weight)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight + 1 if self.zero_centered else self.weight
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, (x.size(-1),), scale, self.eps)
+        return scale * F.rms_norm(x.float(), (x.size(-1),), None, self.eps).to(x.dtype)
+
+
+class SDPACoreAttention(MegatronModule):
+    """`core_attention` of a layer spec, on torch's scaled dot product attention."""
+
+    def __init__(
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        attention_dropout=None,
+        softmax_scale=None,
+        k_channels=None,
+        v_channels=None,
+        cp_comm_type=None,
+        pg_collection=None,
+    ):
+        super().__init__(config=config)
+        self.scale = softmax_scale if softmax_scale is not None else 1 / math.sqrt(k_channels or config.kv_channels)
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+
+    def forward(
+        self,
+        query,
+        key,
+        value,
+        attention_mask=None,
+        attn_mask_type=None,
+        attention_bias=None,
+        packed_seq_params=None,
+    ) -> torch.Tensor:
+        """Attend within each sequence.
+
+        Args:
+            query, key, value: [T, H, D] with `packed_seq_params` (a PackedBatchParams), else [S, B, H, D].
+        Returns: [T, H * D], or [S, B, H * D].
+        """
+        if packed_seq_params is None:
+            out = self._causal(*(x.transpose(0, 1) for x in (query, key, value)))
+            return out.transpose(0, 1).flatten(2)
+        buckets = packed_seq_params.buckets
+        rows = [self._causal(*(gather_rows(x, bucket) for x in (query, key, value))) for bucket in buckets]
+        return scatter_rows(rows, buckets, query.size(0)).flatten(1)
+
+    def _causal(self, query, key, value) -> torch.Tensor:
+        """[B, L, H, D] to the same; query i sees keys up to i."""
+        out = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=query.size(2) != key.size(2),
+        )
+        return out.transpose(1, 2)

@@ -1,0 +1,147 @@
+"""Log-probs and entropies of response tokens from logits, over tensor-parallel vocabulary shards; forward-only passes.
+
+Invariants: temperature divides logits everywhere (old, reference and training alike); forward-only passes run in
+evaluation mode and return one CPU-independent tensor per sample in shard order on the last pipeline stage.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slime.algorithms.logprobs import keep_mask, log_probs_and_entropy
+from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
+from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
+
+
+def response_log_probs(
+    args, logits: torch.Tensor, batch: MicroBatch, data: dict, *, with_entropy: bool, entropy_grad: bool, replay: bool = True
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (log_probs [N], entropy [N] or None) of the response tokens.
+
+    Args:
+        logits: [1, N, V / tp] of the positions in `batch.rows`. replay: restrict to the sampler's top-p record if any.
+    """
+    from megatron.core import parallel_state as mpu
+
+    logits = logits[0]
+    shards = mpu.get_tensor_model_parallel_world_size()
+    start = mpu.get_tensor_model_parallel_rank() * logits.shape[1]
+    reduce_max, reduce_sum = (None, None) if shards == 1 else _tensor_rank_reductions()
+    return log_probs_and_entropy(
+        _without_padding(logits, args.vocab_size, start),
+        batch.targets,
+        args.rollout_temperature,
+        chunk_size=args.log_probs_chunk_size,
+        with_entropy=with_entropy,
+        entropy_grad=entropy_grad,
+        keep=_kept(args, batch, data, logits.shape[1], start) if replay else None,
+        vocab_start=start,
+        reduce_max=reduce_max,
+        reduce_sum=reduce_sum,
+    )
+
+
+def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch.Tensor:
+    """Give padded vocabulary rows no probability: engines do not have them."""
+    real = vocab_size - start
+    if real >= logits.shape[1]:
+        return logits
+    padding = torch.arange(logits.shape[1], device=logits.device) >= real
+    return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+
+
+def _kept(args, batch: MicroBatch, data: dict, vocab: int, start: int) -> torch.Tensor | None:
+    if args.rollout_top_p == 1.0:
+        return None
+    for key in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets"):
+        if key not in data:
+            raise ValueError(f"--rollout-top-p {args.rollout_top_p} trains on the sampler's kept tokens, but {key} is missing")
+    columns = (batch.column(data, "rollout_top_p_token_ids"), batch.column(data, "rollout_top_p_token_offsets"))
+    masks = [keep_mask(ids, offsets, vocab, start) for ids, offsets in zip(*columns, strict=True)]
+    return torch.cat(masks)
+
+
+def _tensor_rank_reductions():
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    group = mpu.get_tensor_model_parallel_group()
+
+    def reduce(op):
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            x = x.clone()
+            dist.all_reduce(x, op=op, group=group)
+            return x
+
+        return apply
+
+    return reduce(dist.ReduceOp.MAX), reduce(dist.ReduceOp.SUM)
+
+
+@torch.no_grad()
+def log_prob_pass(args, model: list, batches: ShardBatches, *, with_entropy: bool = False) -> dict[str, list[torch.Tensor]]:
+    """Run the model forward over the whole shard.
+
+    Returns: {"log_probs": [one [L_i] tensor per sample], and "entropy" when asked for} on the last stage, {} elsewhere.
+    """
+    from megatron.core import parallel_state as mpu
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    work = batches.make(_pass_indices(args, batches.data))
+
+    def forward_step(iterator, chunk):
+        batch = next(iterator)
+        logits = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, batch.rows)
+
+        def collect(output, non_loss_data):
+            values = response_log_probs(
+                args, output, batch, batches.data, with_entropy=with_entropy, entropy_grad=False
+            )
+            return batch, values
+
+        return logits, collect
+
+    for chunk in model:
+        chunk.eval()
+    results = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(work) for _ in model],
+        model=model,
+        num_microbatches=len(work),
+        seq_length=args.seq_length,
+        micro_batch_size=1,
+        forward_only=True,
+        collect_non_loss_data=True,
+    )
+    for chunk in model:
+        chunk.train()
+    if not mpu.is_pipeline_last_stage():
+        return {}
+    return _in_shard_order(results, len(batches.data["tokens"]), with_entropy)
+
+
+def _pass_indices(args, data: dict) -> list[list[int]]:
+    """Return the micro-batches of a forward-only pass: those of training, or larger ones if a cap for passes is set."""
+    from slime.batching.schedule import first_fit
+
+    if args.log_probs_max_tokens_per_gpu is None or not args.use_dynamic_batch_size:
+        return data["micro_batch_indices"]
+    return first_fit([len(t) for t in data["tokens"]], args.log_probs_max_tokens_per_gpu)
+
+
+def _in_shard_order(results: list, num_samples: int, with_entropy: bool) -> dict[str, list[torch.Tensor]]:
+    names = ("log_probs", "entropy") if with_entropy else ("log_probs",)
+    columns = {name: [None] * num_samples for name in names}
+    for batch, values in results:
+        for name, flat in zip(names, values, strict=False):
+            for i, row in zip(batch.indices, flat.split(batch.response_lengths), strict=True):
+                columns[name][i] = row
+    for name, column in columns.items():
+        missing = [i for i, row in enumerate(column) if row is None]
+        assert not missing, f"{name} pass left out samples {missing[:5]}"
+    return columns
+
+
+def is_last_stage(model: list) -> bool:
+    """Return whether this rank holds the output layer."""
+    return unwrap(model[-1]).post_process

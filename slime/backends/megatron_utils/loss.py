@@ -1,0 +1,218 @@
+"""The loss of one micro-batch: `loss_function(args, batch, data, logits) -> LossOutput`, by `--loss-type`.
+
+The numbers follow `slime.algorithms.reduce`: a loss is the plain sum S of its micro-batch; `scale_for_megatron` makes
+the final gradient independent of how a step was cut into micro-batches and ranks. Metrics are sums with the same
+denominators, divided once per step in `metrics.py`. Old log-probs, advantages and the like never get gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from slime.algorithms import kl as kl_module
+from slime.algorithms import off_policy, policy_loss
+from slime.algorithms.numeric import non_finite_rows
+from slime.algorithms.reduce import make_reducer, num_tokens
+from slime.algorithms.sft_loss import sft_loss
+from slime.algorithms.value_loss import value_loss
+from slime.backends.megatron_utils.data import MicroBatch
+from slime.backends.megatron_utils.log_probs import response_log_probs
+from slime.utils.misc import load_function
+
+
+@dataclass
+class LossOutput:
+    """loss: S with gradient. metrics: detached sums. log_probs: [N], detached, None where the loss computes none."""
+
+    loss: torch.Tensor
+    metrics: dict[str, torch.Tensor]
+    log_probs: torch.Tensor | None = None
+
+
+def reducer_for(args, batch: MicroBatch, data: dict, masks: list[torch.Tensor] | None = None):
+    """Return the reducer of a micro-batch; `masks` replace the numerator's, denominators stay those of the rollouts."""
+    own = batch.column(data, "loss_masks")
+    sums = data["rollout_mask_sums"][list(batch.indices)] if "rollout_mask_sums" in data else None
+    if sums is None and masks is not None:
+        sums = [float(mask.sum()) for mask in own]
+    return make_reducer(own if masks is None else masks, sums, per_token=args.calculate_per_token_loss)
+
+
+def pg_reducer_for(args, batch: MicroBatch, masks: list[torch.Tensor], default):
+    """Return the reducer of the policy-gradient term: the user's, or the default one."""
+    if args.custom_pg_loss_reducer_function_path is None:
+        return default
+    factory = load_function(args.custom_pg_loss_reducer_function_path)
+    return factory(list(batch.total_lengths), list(batch.response_lengths), masks, args.calculate_per_token_loss)
+
+
+def policy_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
+    """Policy gradient with everything the flags add: dual clip, GSPO, CISPO, OPSM, TIS, entropy bonus, KL loss."""
+    entropy_grad = args.entropy_coef != 0
+    log_probs, entropy = response_log_probs(args, logits, batch, data, with_entropy=True, entropy_grad=entropy_grad)
+    rows = list(log_probs.split(batch.response_lengths))
+    masks = batch.column(data, "loss_masks")
+    old_rows = _old_log_probs(args, batch, data, rows)
+    advantages = batch.column(data, "advantages")
+    pg = policy_loss.policy_loss(
+        args.advantage_estimator,
+        rows,
+        old_rows,
+        advantages,
+        masks,
+        eps_clip=args.eps_clip,
+        eps_clip_high=args.eps_clip_high,
+        eps_clip_c=args.eps_clip_c,
+    )
+    reducer = reducer_for(args, batch, data)
+    metrics: dict[str, torch.Tensor] = {}
+    pg_tokens = pg.loss
+    if args.use_opsm:
+        seq_kl = policy_loss.sequence_kl(rows, old_rows, masks)
+        keep, dropped = policy_loss.opsm(seq_kl, advantages, args.opsm_delta)
+        pg_tokens = pg_tokens * keep
+        metrics["opsm_clipfrac"] = reducer(dropped)
+    pg_tokens, pg_masks = _correct_mismatch(args, batch, data, pg_tokens, pg.ppo_kl, rows, metrics, reducer)
+    if pg_masks is not None:
+        reducer = reducer_for(args, batch, data, pg_masks)
+    pg_loss = pg_reducer_for(args, batch, pg_masks or masks, reducer)(pg_tokens)
+    entropy_loss = reducer(entropy)
+    loss = pg_loss - args.entropy_coef * entropy_loss if entropy_grad else pg_loss
+    if args.use_kl_loss:
+        kl_loss = reducer(_kl_to_reference(args, batch, data, log_probs, old_rows))
+        loss = loss + args.kl_loss_coef * kl_loss
+        metrics["kl_loss"] = kl_loss
+    metrics.update(loss=loss, pg_loss=pg_loss, entropy_loss=entropy_loss)
+    metrics.update(pg_clipfrac=reducer(pg.clipfrac), ppo_kl=reducer(pg.ppo_kl))
+    if "rollout_log_probs" in data:
+        trained = log_probs if args.use_rollout_logprobs else torch.cat(old_rows)
+        gap = (trained - batch.flat(data, "rollout_log_probs")).abs()
+        metrics["train_rollout_logprob_abs_diff"] = reducer_for(args, batch, data)(gap)
+    return LossOutput(loss, {k: v.detach() for k, v in metrics.items()}, log_probs.detach())
+
+
+def _old_log_probs(args, batch: MicroBatch, data: dict, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the behaviour side of the ratio; without stored ones it is the current policy itself (ratio 1)."""
+    if args.use_rollout_logprobs:
+        return batch.column(data, "rollout_log_probs")
+    if "log_probs" in data:
+        return batch.column(data, "log_probs")
+    return [row.detach() for row in rows]
+
+
+def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reducer):
+    """Weigh token losses by train/rollout ratios, or only measure them; returns (token losses, new masks or None)."""
+    if not (args.use_tis or args.get_mismatch_metrics):
+        return pg_tokens, None
+    if "rollout_log_probs" not in data:
+        raise ValueError("--use-tis and --get-mismatch-metrics need rollout_log_probs, which the rollout data lacks")
+    metrics["ois"] = reducer(torch.exp(-ppo_kl))
+    train_rows = batch.column(data, "log_probs") if "log_probs" in data else [row.detach() for row in rows]
+    rollout_rows = batch.column(data, "rollout_log_probs")
+    if args.custom_tis_function_path is None:
+        weights, measured = off_policy.tis_weights(
+            torch.cat(train_rows), torch.cat(rollout_rows), args.tis_clip_low, args.tis_clip
+        )
+        corrected, masks = pg_tokens * weights, None
+    else:
+        corrected, masks, measured = load_function(args.custom_tis_function_path)(
+            args=args,
+            pg_loss=pg_tokens,
+            train_log_probs=train_rows,
+            rollout_log_probs=rollout_rows,
+            loss_masks=batch.column(data, "loss_masks"),
+            total_lengths=list(batch.total_lengths),
+            response_lengths=list(batch.response_lengths),
+        )
+    metrics.update({name: reducer(value) for name, value in measured.items()})
+    return (corrected, masks) if args.use_tis else (pg_tokens, None)
+
+
+def _kl_to_reference(args, batch, data, log_probs, old_rows) -> torch.Tensor:
+    reference = batch.flat(data, "ref_log_probs")
+    log_ratio = log_probs - torch.cat(old_rows).detach() if args.use_unbiased_kl else None
+    return kl_module.approx_kl(log_probs, reference, args.kl_loss_type, log_ratio)
+
+
+def sft_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
+    """Negative log-likelihood of the unmasked response tokens; the sampler's top-p record plays no part."""
+    log_probs, _ = response_log_probs(
+        args, logits, batch, data, with_entropy=False, entropy_grad=False, replay=False
+    )
+    loss = sft_loss(log_probs, reducer_for(args, batch, data))
+    return LossOutput(loss, {"loss": loss.detach()}, log_probs.detach())
+
+
+def value_loss_function(args, batch: MicroBatch, data: dict, outputs: torch.Tensor) -> LossOutput:
+    """Clipped regression of the critic's values on the returns; no temperature."""
+    values = outputs[0, :, 0]
+    tokens, clipped = value_loss(values, batch.flat(data, "values"), batch.flat(data, "returns"), args.value_clip)
+    reducer = reducer_for(args, batch, data)
+    loss = reducer(tokens)
+    return LossOutput(loss, {"value_loss": loss.detach(), "value_clipfrac": reducer(clipped).detach()})
+
+
+def custom_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
+    """Call `--custom-loss-function-path` as (args, batch, logits, reducer) -> (loss, {name: tensor}).
+
+    `logits` are those of the whole stream, [1, T, V / tp]; `batch` is a dict of this micro-batch's columns.
+    """
+    columns = {
+        key: batch.column(data, key)
+        for key, value in data.items()
+        if isinstance(value, list) and len(value) == len(data["tokens"])
+    }
+    columns.update(
+        tokens=[t.to(batch.tokens.device) for t in batch.column(data, "tokens")],
+        packed_tokens=batch.tokens,
+        packed_seq_params=batch.packed,
+        total_lengths=list(batch.total_lengths),
+        response_lengths=list(batch.response_lengths),
+    )
+    function = load_function(args.custom_loss_function_path)
+    loss, metrics = function(args, columns, logits, reducer_for(args, batch, data))
+    return LossOutput(loss, {name: value.detach() for name, value in metrics.items()})
+
+
+def loss_function_for(args, role: str):
+    """Return the loss function of `--loss-type` (the critic always has the value loss)."""
+    if role == "critic":
+        return value_loss_function
+    functions = {
+        "policy_loss": policy_loss_function,
+        "sft_loss": sft_loss_function,
+        "custom_loss": custom_loss_function,
+    }
+    if args.loss_type not in functions:
+        raise ValueError(f"--loss-type {args.loss_type!r} is unknown; choose one of {', '.join(functions)}")
+    return functions[args.loss_type]
+
+
+def token_count(args, batch: MicroBatch, data: dict) -> int:
+    """Return the denominator that this micro-batch adds to the step: its tokens in per-token mode, else 1."""
+    return num_tokens(batch.column(data, "loss_masks")) if args.calculate_per_token_loss else 1
+
+
+def scale_for_megatron(args, loss: torch.Tensor, num_micro_batches: int, global_batch_size: int, num_ranks: int):
+    """Turn S into what Megatron's schedule and gradient reduction expect.
+
+    They divide by the number of micro-batches and average over the data-parallel ranks (or, in per-token mode, sum and
+    divide by the token count of the step), so that the gradient becomes d(sum of S / G), or d(sum of S / N).
+    """
+    return loss if args.calculate_per_token_loss else loss * (num_micro_batches * num_ranks / global_batch_size)
+
+
+def suspicious_samples(batch: MicroBatch, data: dict, log_probs: torch.Tensor | None) -> list[int]:
+    """Return the `sample_indices` (or shard positions) of samples with a NaN or infinity in their numbers."""
+    found: set[int] = set()
+    for key in ("log_probs", "rollout_log_probs", "ref_log_probs", "advantages", "returns"):
+        if key in data:
+            found.update(non_finite_rows(batch.column(data, key)))
+    if log_probs is not None:
+        found.update(non_finite_rows(log_probs.split(batch.response_lengths)))
+    ids = data.get("sample_indices")
+    return sorted(ids[batch.indices[i]] if ids is not None else batch.indices[i] for i in found)
+
+

@@ -1,0 +1,72 @@
+"""Reduce per-step and per-rollout numbers over the data-parallel ranks.
+
+A number travels as (sum, count), so that ranks of different size weigh right. Loss metrics and `rollout/` reports share
+their denominators: the rollouts of the step (per-rollout mode) or its tokens (per-token mode), never a micro-batch's.
+Names are the public ones: `train/<key>`, `rollout/<key>`. Only the last pipeline stage has numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slime.algorithms.reduce import make_reducer, num_tokens
+from slime.utils import device
+
+PER_TOKEN_REPORTS = (
+    "advantages",
+    "returns",
+    "log_probs",
+    "ref_log_probs",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "values",
+    "kl",
+    "entropy",
+    "opd_reverse_kl",
+)
+PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated")
+
+
+def sum_over_data_ranks(values: list[float]) -> list[float]:
+    """Return the elementwise sum over data- and context-parallel ranks (float64)."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    if group.size() == 1 or not values:
+        return [float(v) for v in values]
+    total = torch.tensor(values, dtype=torch.float64, device=device.device())
+    dist.all_reduce(total, group=group)
+    return total.tolist()
+
+
+def step_metrics(args, sums: dict[str, float], tokens: float, global_batch_size: int) -> dict[str, float]:
+    """Return the step's metrics from this rank's sums over micro-batches; all data ranks call it with equal keys."""
+    names = sorted(sums)
+    *totals, num = sum_over_data_ranks([*(sums[name] for name in names), tokens])
+    denominator = num if args.calculate_per_token_loss else global_batch_size
+    return {name: total / denominator for name, total in zip(names, totals, strict=True)}
+
+
+def rollout_metrics(args, data: dict) -> dict[str, float]:
+    """Return `rollout/<key>` of the data as it was trained on, the same on every rank of the last stage."""
+    masks = data["loss_masks"]
+    reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
+    tokens = num_tokens(masks) if args.calculate_per_token_loss else 0
+    names, sums = [], []
+    for key in PER_TOKEN_REPORTS:
+        if key in data:
+            names.append(key)
+            sums.append(float(reducer(torch.cat([v.float() for v in data[key]]))))
+    sample_names = [key for key in PER_SAMPLE_REPORTS if key in data]
+    sample_sums = [float(sum(data[key])) for key in sample_names]
+    own_lengths = float(sum(len(t) for t in data["tokens"]))
+    count = len(data["tokens"])
+    totals = sum_over_data_ranks([*sums, *sample_sums, own_lengths, count, tokens])
+    token_totals, sample_totals = totals[: len(names)], totals[len(names) : -2]
+    denominator = totals[-1] if args.calculate_per_token_loss else sum(data["global_batch_sizes"])
+    report = {f"rollout/{k}": v / denominator for k, v in zip(names, token_totals, strict=True)}
+    report.update({f"rollout/{k}": v / totals[-2] for k, v in zip((*sample_names, "total_lengths"), sample_totals, strict=True)})
+    if data.get("raw_reward"):
+        report["rollout/raw_reward"] = sum(data["raw_reward"]) / len(data["raw_reward"])
+    return report

@@ -1,0 +1,93 @@
+"""Build this rank's part of the model, and run it so that logits exist only where they are needed.
+
+Invariant: the output layer sees only the rows chosen by `forward_logits`; with sequence parallelism, where rows are
+spread over tensor ranks, it sees all and the choice is made afterwards. The result is the same.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slime.backends.megatron_utils.layer_spec import decoder_spec
+from slime.backends.megatron_utils.model_config import padded_vocab_size, resolve_architecture, transformer_config
+from slime.utils import device
+
+
+def build_model(args) -> torch.nn.Module:
+    """Return the GPTModel of this pipeline stage, on this process's device, in training mode.
+
+    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours.
+    """
+    from megatron.core import parallel_state as mpu
+
+    resolve_architecture(args)
+    pre_process, post_process = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
+    if args.custom_model_provider_path is not None:
+        from slime.utils.misc import load_function
+
+        model = load_function(args.custom_model_provider_path)(pre_process=pre_process, post_process=post_process)
+    else:
+        model = _gpt_model(args, pre_process, post_process)
+    model.to(device.device())
+    if post_process:
+        model.logit_rows = None
+        model.output_layer.register_forward_pre_hook(_RowChooser(model))
+    return model.train()
+
+
+def _gpt_model(args, pre_process: bool, post_process: bool):
+    from megatron.core.models.gpt import GPTModel
+
+    config = transformer_config(args)
+    return GPTModel(
+        config,
+        decoder_spec(config),
+        vocab_size=padded_vocab_size(args),
+        max_sequence_length=args.max_position_embeddings or args.seq_length,
+        pre_process=pre_process,
+        post_process=post_process,
+        fp16_lm_cross_entropy=False,
+        parallel_output=True,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+        rotary_percent=args.rotary_percent,
+        rotary_base=args.rotary_base,
+        rope_scaling=args.use_rope_scaling,
+        rope_scaling_factor=args.rope_scaling_factor,
+    )
+
+
+class _RowChooser:
+    """Forward pre-hook of the output layer: keep the rows asked for."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, layer, inputs):
+        rows = self.model.logit_rows
+        if rows is None or self.model.config.sequence_parallel:
+            return None
+        return (inputs[0].index_select(0, rows), *inputs[1:])
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the bare module inside Megatron's wrappers (DDP, Float16Module)."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def forward_logits(model, tokens, positions, packed, rows) -> torch.Tensor:
+    """Run the model over a packed stream.
+
+    Args:
+        tokens, positions: [1, T] int64. packed: PackedBatchParams. rows: [N] stream positions whose logits are wanted.
+    Returns: [1, N, V / tp] float32 logits on the last pipeline stage, hidden states for the next one elsewhere.
+    """
+    bare = unwrap(model)
+    bare.logit_rows = rows
+    out = model(tokens, positions, None, packed_seq_params=packed)
+    bare.logit_rows = None
+    if not bare.post_process:
+        return out
+    return out.index_select(1, rows).float() if bare.config.sequence_parallel else out.float()

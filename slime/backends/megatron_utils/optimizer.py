@@ -1,0 +1,138 @@
+"""Wrap the model for gradient reduction and build Megatron's optimizer and its learning-rate schedule.
+
+The schedule counts samples: it advances by the global batch size per optimizer step, and its length is that of the
+whole run, `num_rollout * rollout_batch_size * n_samples_per_prompt // global_batch_size` steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import torch
+
+from slime.backends.megatron_utils import optimizer_fixes
+from slime.backends.megatron_utils.model_config import DTYPES
+
+
+def freeze_parameters(args, model: torch.nn.Module) -> None:
+    """Turn gradients off as `--only-train-params-name-list` or `--freeze-params-name-list` say (`re.search`).
+
+    Raises: ValueError when nothing is left to train.
+    """
+    only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
+    if not only and not frozen:
+        return
+    for name, parameter in model.named_parameters():
+        if only:
+            parameter.requires_grad_(any(re.search(pattern, name) for pattern in only))
+        elif any(re.search(pattern, name) for pattern in frozen):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"no parameter left to train: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}")
+
+
+def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model in 16-bit casting (if the precision asks) and Megatron's data-parallel wrapper."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+
+    config = model.config
+    if config.fp16 or config.bf16:
+        model = Float16Module(config, model)
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=args.precision == "fp32" or args.accumulate_allreduce_grads_in_fp32,
+        overlap_grad_reduce=args.overlap_grad_reduce,
+        overlap_param_gather=args.overlap_param_gather,
+        use_distributed_optimizer=args.use_distributed_optimizer,
+        check_for_nan_in_grad=False,  # a step with such gradients is skipped and reported, it does not end the run
+    )
+    wrapped = DistributedDataParallel(config, ddp_config, model)
+    wrapped.broadcast_params()
+    return wrapped
+
+
+def build_optimizer(args, model: list):
+    """Return Megatron's optimizer over wrapped model chunks, with its gradient callbacks put into the model config."""
+    from megatron.core.distributed import finalize_model_grads
+    from megatron.core.optimizer import get_megatron_optimizer
+    from megatron.core.utils import get_model_config
+
+    optimizer_fixes.install()
+    optimizer = get_megatron_optimizer(optimizer_config(args), model)
+    config = get_model_config(model[0])
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    if args.overlap_grad_reduce:
+        config.no_sync_func = model[0].no_sync if len(model) == 1 else [chunk.no_sync for chunk in model]
+    return optimizer
+
+
+def optimizer_config(args):
+    """Return the OptimizerConfig; fields are taken from the arguments of the same name."""
+    from megatron.core.optimizer import OptimizerConfig
+
+    given = vars(args)
+    values = {}
+    for field in dataclasses.fields(OptimizerConfig):
+        if field.init and field.name in given and not (given[field.name] is None and field.default is not None):
+            value = given[field.name]
+            values[field.name] = DTYPES[value] if field.name.endswith("_dtype") and isinstance(value, str) else value
+    values.update(
+        fp16=args.precision == "fp16",
+        bf16=args.precision == "bf16",
+        params_dtype=DTYPES[args.precision],
+    )
+    return OptimizerConfig(**values)
+
+
+def num_train_steps(args) -> int:
+    """Return the optimizer steps of the whole run."""
+    return args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+
+
+def build_scheduler(args, optimizer):
+    """Return the OptimizerParamScheduler.
+
+    Raises: ValueError when the warmup does not end before the schedule does, or the run has no step.
+    """
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    batch = args.global_batch_size
+    decay_iters = args.lr_decay_iters if args.lr_decay_iters is not None else num_train_steps(args)
+    decay = decay_iters * batch
+    fraction = args.lr_warmup_fraction
+    warmup = fraction * decay if fraction is not None else args.lr_warmup_iters * batch
+    if decay <= 0 or warmup >= decay:
+        raise ValueError(
+            f"the learning-rate schedule has {decay_iters} steps (--num-rollout or --lr-decay-iters) and a warmup of "
+            f"{warmup / batch:g} (--lr-warmup-iters or --lr-warmup-fraction): the warmup must be shorter"
+        )
+    start_wd = args.weight_decay if args.start_weight_decay is None else args.start_weight_decay
+    end_wd = args.weight_decay if args.end_weight_decay is None else args.end_weight_decay
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=args.lr_warmup_init,
+        max_lr=args.lr,
+        min_lr=args.min_lr or 0.0,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=start_wd,
+        end_wd=end_wd,
+        wd_incr_steps=max(num_train_steps(args), 1) * batch,
+        wd_incr_style=args.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=args.override_opt_param_scheduler,
+        wsd_decay_steps=None if args.lr_wsd_decay_iters is None else args.lr_wsd_decay_iters * batch,
+        lr_wsd_decay_style=args.lr_wsd_decay_style,
+    )
+
+
+def reset_states(optimizer) -> None:
+    """Forget the moments (`--reset-optimizer-states`), keeping the state tensors."""
+    for part in optimizer_fixes.parts(optimizer):
+        for state in part.optimizer.state.values():
+            for value in state.values():
+                if torch.is_tensor(value):
+                    value.zero_()

@@ -1,0 +1,49 @@
+"""Rotary embedding of a whole packed stream at once.
+
+Megatron's unfused version slices the stream in Python, once per sequence, for queries and keys of every layer. This
+one gathers the angles by position and keeps sine and cosine for the layers that follow. Same arithmetic, same result.
+Used where Transformer Engine's fused kernel is not.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class PackedRope:
+    """Callable with the signature of Megatron's `_apply_rotary_pos_emb_thd`; remembers the last micro-batch."""
+
+    def __init__(self, apply_dense, apply_sliced):
+        self.apply_dense, self.apply_sliced = apply_dense, apply_sliced
+        self.key, self.packed_freqs = None, None
+
+    def __call__(self, t, cu_seqlens, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0, cp_group=None):
+        if cp_group.size() > 1 or rotary_interleaved or multi_latent_attention or freqs.dim() != 4:
+            return self.apply_sliced(t, cu_seqlens, freqs, rotary_interleaved, multi_latent_attention, mscale, cp_group)
+        cos, sin = self._angles(cu_seqlens, freqs, mscale, t.dtype)
+        width = cos.size(-1)
+        rotated, rest = t[..., :width], t[..., width:]
+        first, second = rotated.chunk(2, dim=-1)
+        rotated = rotated * cos + torch.cat((-second, first), dim=-1) * sin
+        return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
+
+    def _angles(self, cu_seqlens, freqs, mscale, dtype):
+        key = (cu_seqlens, freqs, mscale, dtype)
+        if self.key is None or any(a is not b for a, b in zip(key[:2], self.key[:2], strict=True)) or key[2:] != self.key[2:]:
+            lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+            starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
+            position = torch.arange(starts.numel(), device=starts.device) - starts
+            angles = freqs[:, 0].index_select(0, position)  # [T, 1, D]
+            self.key = key
+            self.packed_freqs = ((angles.cos() * mscale).to(dtype), (angles.sin() * mscale).to(dtype))
+        return self.packed_freqs
+
+
+def install() -> None:
+    """Put the vectorised version in Megatron's place. Safe to call again."""
+    from megatron.core.models.common.embeddings import rope_utils
+
+    if not isinstance(rope_utils._apply_rotary_pos_emb_thd, PackedRope):
+        rope_utils._apply_rotary_pos_emb_thd = PackedRope(
+            rope_utils._apply_rotary_pos_emb_bshd, rope_utils._apply_rotary_pos_emb_thd
+        )

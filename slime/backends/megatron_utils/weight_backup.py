@@ -1,0 +1,55 @@
+"""Host copies of the model's weights by tag, and the switch between them in place.
+
+Tags: `actor` (the weights in training), `ref` (reference), others as roles need them. Invariants: a restore gives the
+same bits back; the optimizer's own copies are not touched, so whoever trains must have `actor` in place. A switch to the
+tag that is live already costs nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from slime.utils import device
+
+
+class WeightBackup:
+    """Backups of one model (list of wrapped chunks)."""
+
+    def __init__(self, model: list):
+        self.model = model
+        self._copies: dict[str, list[torch.Tensor]] = {}
+        self.live = "actor"
+
+    def _tensors(self) -> list[torch.Tensor]:
+        found = []
+        for chunk in self.model:
+            found += [p.data for p in chunk.parameters()]
+            found += [b for name, b in chunk.named_buffers() if "expert_bias" in name]
+        return found
+
+    def tags(self) -> set[str]:
+        """Return the tags that can be switched to."""
+        return set(self._copies)
+
+    @torch.no_grad()
+    def store(self, tag: str) -> None:
+        """Copy the live weights to the host under `tag`."""
+        live = self._tensors()
+        if tag not in self._copies:
+            self._copies[tag] = [torch.empty_like(t, device="cpu", pin_memory=device.pin_host_memory()) for t in live]
+        for copy, tensor in zip(self._copies[tag], live, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        device.synchronize()
+
+    @torch.no_grad()
+    def switch(self, tag: str) -> None:
+        """Put the weights stored under `tag` in place, storing the trained ones first if they are live."""
+        if tag == self.live:
+            return
+        assert tag in self._copies, f"no weights are stored under {tag!r}, only {sorted(self._copies)}"
+        if self.live == "actor":
+            self.store("actor")
+        for copy, tensor in zip(self._copies[tag], self._tensors(), strict=True):
+            tensor.copy_(copy, non_blocking=True)
+        device.synchronize()
+        self.live = tag

@@ -1,0 +1,22 @@
+"""One gloo process of world size 1 for all tests of the Megatron backend."""
+
+import socket
+
+import pytest
+from megatron_helpers import train_args
+
+from slime.backends.megatron_utils import cpu_compat
+
+cpu_compat.install()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def single_rank():
+    from slime.backends.megatron_utils import initialize
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    initialize.initialize(train_args(), 0, 1, "127.0.0.1", port)
+    yield
+    initialize.shutdown()
