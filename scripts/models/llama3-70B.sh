@@ -1,0 +1,12 @@
+# Llama 3 70B.
+# Overrides: MODEL_ARGS_NUM_LAYERS, MODEL_ARGS_ROTARY_BASE.
+MODEL_ARGS=(
+   --num-layers "${MODEL_ARGS_NUM_LAYERS:-80}"
+   --hidden-size 8192 --ffn-hidden-size 28672
+   --num-attention-heads 64 --group-query-attention --num-query-groups 8 --kv-channels 128
+   --vocab-size 128256
+   --swiglu --disable-bias-linear
+   --normalization RMSNorm --norm-epsilon 1e-5
+   --use-rotary-position-embeddings --rotary-base "${MODEL_ARGS_ROTARY_BASE:-500000}"
+   --untie-embeddings-and-output-weights
+)

@@ -1,0 +1,11 @@
+# Llama 3.2 3B, base and instruct.
+# Overrides: MODEL_ARGS_NUM_LAYERS, MODEL_ARGS_ROTARY_BASE.
+MODEL_ARGS=(
+   --num-layers "${MODEL_ARGS_NUM_LAYERS:-28}"
+   --hidden-size 3072 --ffn-hidden-size 8192
+   --num-attention-heads 24 --group-query-attention --num-query-groups 8 --kv-channels 128
+   --vocab-size 128256
+   --swiglu --disable-bias-linear
+   --normalization RMSNorm --norm-epsilon 1e-5
+   --use-rotary-position-embeddings --rotary-base "${MODEL_ARGS_ROTARY_BASE:-500000}" --use-rope-scaling --rope-scaling-factor 32
+)

@@ -1,0 +1,13 @@
+# Qwen3.5 0.8B.
+# Overrides: MODEL_ARGS_NUM_LAYERS, MODEL_ARGS_ROTARY_BASE.
+MODEL_ARGS=(
+   --num-layers "${MODEL_ARGS_NUM_LAYERS:-24}"
+   --hidden-size 1024 --ffn-hidden-size 3584
+   --num-attention-heads 8 --group-query-attention --num-query-groups 2 --kv-channels 256
+   --vocab-size 248320
+   --swiglu --disable-bias-linear --qk-layernorm --attention-output-gate
+   --normalization RMSNorm --norm-epsilon 1e-6 --apply-layernorm-1p
+   --use-rotary-position-embeddings --rotary-base "${MODEL_ARGS_ROTARY_BASE:-10000000}" --rotary-percent 0.25
+   --experimental-attention-variant gated_delta_net --linear-attention-freq 4
+   --linear-conv-kernel-dim 4 --linear-key-head-dim 128 --linear-value-head-dim 128 --linear-num-key-heads 16 --linear-num-value-heads 16
+)
