@@ -1,0 +1,46 @@
+"""Values of Megatron's flags that the framework forces or derives after the model's shape is known."""
+
+from __future__ import annotations
+
+from slime.config.spec import UserError
+
+
+def resolve_megatron(run) -> None:
+    """Derive parallel sizes and the trainer's fixed settings."""
+    args = run.args
+    _parallel_sizes(run)
+    args.layernorm_epsilon = args.norm_epsilon
+    args.use_distributed_optimizer = True
+    args.variable_seq_lengths = True
+    args.enable_gloo_process_groups = True
+    args.tokenizer_type, args.tokenizer_model = "HuggingFaceTokenizer", args.hf_checkpoint
+    args.rank = 0
+    if args.seq_length is None:
+        args.seq_length = 4096
+    if args.max_position_embeddings is None:
+        args.max_position_embeddings = args.seq_length
+    if args.ffn_hidden_size is None and args.hidden_size is not None:
+        args.ffn_hidden_size = 4 * args.hidden_size
+    if args.kv_channels is None and args.hidden_size is not None:
+        args.kv_channels = args.hidden_size // args.num_attention_heads
+    if args.recompute_activations and args.recompute_granularity is None:
+        args.recompute_granularity = "selective"
+    if args.recompute_granularity == "full" and args.recompute_method is None:
+        args.recompute_method, args.recompute_num_layers = "uniform", args.recompute_num_layers or 1
+    if args.sequence_parallel and args.tensor_model_parallel_size == 1:
+        args.sequence_parallel = False
+        run.notes.append("--sequence-parallel has no effect without tensor parallelism")
+
+
+def _parallel_sizes(run) -> None:
+    """Derive the data-parallel size from the world and the model-parallel sizes."""
+    args = run.args
+    tp, pp, cp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size
+    if min(tp, pp, cp, args.expert_model_parallel_size) < 1:
+        raise UserError(f"parallel sizes must be at least 1, got tensor {tp}, pipeline {pp}, context {cp}")
+    if args.world_size % (tp * pp * cp):
+        raise UserError(
+            f"--actor-num-nodes {args.actor_num_nodes} x --actor-num-gpus-per-node {args.actor_num_gpus_per_node} = "
+            f"{args.world_size} slots do not divide by tensor {tp} x pipeline {pp} x context {cp}"
+        )
+    args.data_parallel_size = args.world_size // (tp * pp * cp)

@@ -1,0 +1,189 @@
+"""The model's shape: Megatron's architecture flags against, and filled from, the checkpoint's config.json.
+
+Invariants: a flag that was given is compared, never changed; one that was not given is filled for known families; all
+mismatches come in one error. Nothing of transformers is imported and no weight is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from slime.config.registry import spelling
+from slime.config.spec import UserError
+from slime.config.status import MODEL_TYPES
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+#: Architectures that may use the all-gather context-parallel layout.
+ALLGATHER_CP = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+
+#: Attributes that follow from the family rather than from one key of config.json.
+SWITCHES = ("normalization", "swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "use_rope_scaling")
+
+
+def read_model_config(folder: str, flag: str) -> dict[str, Any]:
+    """Read config.json of a Hugging Face folder and make sure that a tokenizer lies beside it.
+
+    Raises: UserError naming the flag, the folder and what is missing.
+    """
+    if not os.path.isdir(folder):
+        raise UserError(f"{flag} {folder}: no such folder (download the model first; names on a hub are not resolved)")
+    path = os.path.join(folder, "config.json")
+    if not os.path.isfile(path):
+        raise UserError(f"{flag} {folder}: holds no config.json, so it is not a Hugging Face model folder")
+    if not any(os.path.isfile(os.path.join(folder, name)) for name in TOKENIZER_FILES):
+        raise UserError(f"{flag} {folder}: holds no tokenizer ({', '.join(TOKENIZER_FILES)})")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{flag} {folder}: config.json cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{flag} {folder}: config.json is not a JSON object")
+    return config
+
+
+def is_hf_folder(path: str | None) -> bool:
+    """Say whether a folder looks like a Hugging Face model."""
+    return bool(path) and os.path.isfile(os.path.join(path, "config.json"))
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """Give the language part of a config, which some models nest."""
+    return config.get("text_config") or config
+
+
+def rope_base(config: dict[str, Any]) -> float | None:
+    """Give the rotary base; newer configs keep it in rope_parameters."""
+    parameters = config.get("rope_parameters")
+    if isinstance(parameters, dict) and "rope_theta" in parameters:
+        return parameters["rope_theta"]
+    return config.get("rope_theta")
+
+
+def _rope_scaling(config: dict[str, Any]) -> dict[str, Any]:
+    """Give the Llama-3 scaling of a config, empty when there is none."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return scaling if kind == "llama3" else {}
+
+
+def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Translate a Qwen2, Qwen3 or Llama config.json into Megatron's attributes."""
+    text = text_part(config)
+    family = text["model_type"]
+    heads = text["num_attention_heads"]
+    scaling = _rope_scaling(text)
+    kv_heads = text.get("num_key_value_heads") or heads
+    return {
+        "num_layers": text["num_hidden_layers"],
+        "hidden_size": text["hidden_size"],
+        "ffn_hidden_size": text["intermediate_size"],
+        "num_attention_heads": heads,
+        "group_query_attention": kv_heads != heads,
+        "num_query_groups": kv_heads,
+        "kv_channels": text.get("head_dim") or text["hidden_size"] // heads,
+        "vocab_size": text["vocab_size"],
+        "max_position_embeddings": text.get("max_position_embeddings"),
+        "normalization": "RMSNorm",
+        "norm_epsilon": text.get("rms_norm_eps", 1e-6),
+        "rotary_base": rope_base(text) or 10000,
+        "rotary_percent": 1.0,
+        "position_embedding_type": "rope",
+        "use_rotary_position_embeddings": True,
+        "swiglu": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": text.get("attention_bias", False) if family != "qwen2" else True,
+        "qk_layernorm": family == "qwen3",
+        "untie_embeddings_and_output_weights": not tied(config),
+        "use_rope_scaling": bool(scaling),
+        "rope_scaling_factor": scaling.get("factor", 8.0),
+    }
+
+
+def tied(config: dict[str, Any]) -> bool:
+    """Say whether input and output embeddings are one tensor; Llama and Qwen default to False, others to True."""
+    text = text_part(config)
+    value = config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    return text.get("model_type") not in MODEL_TYPES if value is None else value
+
+
+def _expected(config: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Map attributes to (config.json key, value) for everything that both sides name."""
+    text = text_part(config)
+    pairs = {
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+        "norm_epsilon": "rms_norm_eps",
+        "kv_channels": "head_dim",
+        "num_query_groups": "num_key_value_heads",
+        "num_experts": "num_experts",
+        "moe_router_topk": "num_experts_per_tok",
+    }
+    found = {dest: (key, text[key]) for dest, key in pairs.items() if text.get(key) is not None}
+    if rope_base(text) is not None:
+        found["rotary_base"] = ("rope_theta", rope_base(text))
+    found["untie_embeddings_and_output_weights"] = ("not tie_word_embeddings", not tied(config))
+    return found
+
+
+def check_shape(args: argparse.Namespace, given: set[str], config: dict[str, Any]) -> list[str]:
+    """Compare given flags with config.json; one line per mismatch."""
+    problems = []
+    for dest, (key, value) in _expected(config).items():
+        mine = getattr(args, dest)
+        if dest not in given or mine is None:
+            continue
+        is_close = isinstance(value, int | float) and abs(mine - value) <= 1e-9 * max(1.0, abs(value))
+        if mine != value and not is_close:
+            problems.append(f"{spelling(dest)} is {mine}, {key} in config.json is {value}")
+    return problems
+
+
+def check_switches(args: argparse.Namespace, given: set[str], shape: dict[str, Any]) -> list[str]:
+    """Compare given switches with what the family of the model has; one line per mismatch."""
+    return [
+        f"{spelling(dest)} makes {dest} {getattr(args, dest)}, this model has {shape[dest]}"
+        for dest in SWITCHES
+        if dest in given and getattr(args, dest) != shape[dest]
+    ]
+
+
+def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], folder: str) -> None:
+    """Check the architecture flags against config.json and fill the ones that were not given.
+
+    Raises: UserError with every mismatch, or when the family cannot be read and flags are missing.
+    """
+    config = args.model_arch
+    problems = check_shape(args, given, config)
+    if problems:
+        raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))
+    family = text_part(config).get("model_type")
+    if family not in MODEL_TYPES:
+        missing = [d for d in ("num_layers", "hidden_size", "num_attention_heads") if getattr(args, d) is None]
+        if missing:
+            flags = ", ".join(spelling(dest) for dest in missing)
+            raise UserError(f"model_type {family!r} in {folder}/config.json: give {flags} (scripts/models/*.sh)")
+        return
+    try:
+        shape = shape_from_config(config)
+    except KeyError as error:
+        raise UserError(f"{folder}/config.json has no {error.args[0]!r}") from None
+    problems = check_switches(args, given, shape)
+    if problems:
+        raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))
+    filled = [dest for dest in shape if dest not in given]
+    for dest in filled:
+        setattr(args, dest, shape[dest])
+    if "vocab_size" in given and args.vocab_size != shape["vocab_size"]:
+        notes.append(f"--vocab-size is {args.vocab_size}, config.json of the model says {shape['vocab_size']}")
+    if "num_layers" in filled:
+        notes.append(
+            f"model shape read from {folder}/config.json ({family}, {args.num_layers} layers, hidden size {args.hidden_size})"
+        )

@@ -1,0 +1,120 @@
+"""What a flag is: one immutable record, and how a set of records becomes an argparse parser.
+
+Invariants: a flag is declared once; its default here is the only default; a parser never guesses abbreviations.
+It does not know which flags exist (section files), which are built (status.py) or how values depend on each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake of the person who wrote the command line or a configuration file; the text names flag and value."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One command line flag.
+
+    name: spelling with dashes, e.g. ``--rollout-batch-size``. dest: attribute on args (derived from the name if empty).
+    type: "str", "int", "float", "json" (object), "path" (made absolute), "hook" (dotted path or file path of a callable).
+    action: "store", "true" (switch on), "false" (switch dest off), "bool" (``--x`` / ``--no-x``), "append" (repeatable).
+    section: heading of the help. owner: file or folder of the tree that reads the value.
+    src: where the name comes from (S seed, s seed capability, U upstream, X seed only, M Megatron, G SGLang, R router, O ours).
+    status: "live", "noop" (accepted and logged, means nothing here) or "unbuilt" (refused when used); reason says why.
+    """
+
+    name: str
+    help: str
+    type: str = "str"
+    default: Any = None
+    dest: str = ""
+    nargs: str | int | None = None
+    choices: tuple | None = None
+    action: str = "store"
+    aliases: tuple[str, ...] = ()
+    section: str = ""
+    owner: str = ""
+    src: str = ""
+    status: str = "live"
+    reason: str = ""
+
+    def __post_init__(self):
+        if not self.dest:
+            object.__setattr__(self, "dest", self.name.removeprefix("--").replace("-", "_"))
+
+    @property
+    def off_value(self) -> Any:
+        """Value that means that the flag was not used."""
+        return self.default
+
+
+def section(name: str, owner: str, flags: Iterable[Flag]) -> tuple[Flag, ...]:
+    """Stamp the heading, and the owner where a flag names none, on a list of flags."""
+    stamped = []
+    for flag in flags:
+        values = {**flag.__dict__, "section": name, "owner": flag.owner or owner}
+        stamped.append(Flag(**values))
+    return tuple(stamped)
+
+
+def json_object(text: str) -> dict:
+    """Parse a JSON object given on the command line."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def integer(text: str) -> int:
+    """Parse an integer; 1_000 is fine, 1.5 is not."""
+    return int(text)
+
+
+integer.__name__ = "int"
+TYPES: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": integer,
+    "float": float,
+    "json": json_object,
+    "path": str,
+    "hook": str,
+    "lower": str.lower,
+}
+
+
+class SlimeParser(argparse.ArgumentParser):
+    """Argument parser without abbreviations whose complaints are raised as UserError."""
+
+    def __init__(self):
+        super().__init__(prog="train.py", add_help=False, allow_abbrev=False, conflict_handler="error")
+
+    def error(self, message: str):
+        raise UserError(message)
+
+
+def add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+    """Register a flag unless a caller's own flag already took its spelling."""
+    names = [name for name in (flag.name, *flag.aliases) if name not in parser._option_string_actions]
+    if not names or flag.name not in names:
+        return
+    common: dict[str, Any] = {"dest": flag.dest, "default": flag.default, "help": flag.help}
+    if flag.action == "true":
+        parser.add_argument(*names, action="store_true", **common)
+    elif flag.action == "false":
+        parser.add_argument(*names, action="store_false", **common)
+    elif flag.action == "bool":
+        parser.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+    else:
+        action = "append" if flag.action == "append" else "store"
+        parser.add_argument(
+            *names, action=action, type=TYPES[flag.type], nargs=flag.nargs, choices=flag.choices, **common
+        )

@@ -1,0 +1,123 @@
+"""The one table of what is not built yet, and of what old scripts carry that means nothing here.
+
+A flag absent from both tables is live. To make a capability live, build it and delete its entry.
+UNBUILT: dest -> (what is missing, values that need it; None means any value but the default).
+NOOP: dest -> why the flag changes nothing; it is logged when given.
+"""
+
+# fmt: off
+from __future__ import annotations
+
+Unbuilt = tuple[str, tuple | None]
+
+#: Families whose weights can be converted and whose shape can be read from config.json.
+MODEL_TYPES = ("qwen2", "qwen3", "llama")
+
+
+def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
+    return {dest: (reason, None) for dest in dests}
+
+
+UNBUILT: dict[str, Unbuilt] = {
+    **_all(
+        "sharing slots between trainer and engines is not built yet: give the engines slots of their own with --rollout-num-gpus",
+        "colocate",
+        "offload",
+        "offload_train",
+        "offload_rollout",
+        "release_train",
+    ),
+    "advantage_estimator": ("the critic that ppo needs is not built yet", ("ppo",)),
+    **_all("the critic is not built yet", "num_critic_only_steps", "megatron_config_path"),
+    **_all(
+        "on-policy distillation is not built yet", "use_opd", "opd_type", "opd_teacher_load", "opd_teacher_ckpt_step"
+    ),
+    **_all("the trainer keeps only the actor and the reference; a kept old actor is not built yet", "keep_old_actor"),
+    **_all("routing replay is not built yet", "use_routing_replay", "use_rollout_routing_replay"),
+    "rollout_top_p": ("replaying the kept tokens in the trainer is not built yet: only 1.0 works", None),
+    "update_weight_mode": ("delta updates are not built yet", ("delta",)),
+    "update_weight_transport": ("the disk transport is not built yet", ("disk",)),
+    **_all(
+        "the disk transport is not built yet",
+        "update_weight_disk_dir",
+        "update_weight_disk_keep_files",
+        "update_weight_local_checkpoint_dir",
+        "custom_update_weight_post_write_path",
+    ),
+    "update_weight_delta_encoding": ("delta updates are not built yet", ("overwrite",)),
+    "update_weight_delta_checksum": ("delta updates are not built yet", ("blake3", "adler32")),
+    **_all("engines started elsewhere are not built yet", "rollout_external_engine_addrs"),
+    **_all("an engine topology file is not built yet: all engines are equal", "sglang_config", "prefill_num_servers"),
+    **_all("engines that span several slots are not built yet: only 1 works", "rollout_num_gpus_per_engine"),
+    **_all("using a router that already runs is not built yet", "sglang_router_ip", "sglang_router_port"),
+    **_all("restarting dead engines is not built yet", "use_fault_tolerance"),
+    **_all("posting through Ray actors is not built yet", "use_distributed_post"),
+    "rollout_data_transport": ("the NIXL transport is not built yet", ("nixl",)),
+    **_all("the external trajectory server is not built yet", "rollout_buffer_url"),
+    **_all("lazy reading is not built yet", "streaming_data"),
+    **_all("parallel reading of prompts is not built yet: only 0 works", "num_data_workers"),
+    **_all("multimodal prompts are not built yet", "multimodal_keys"),
+    **_all("clearing optimizer moments is not built yet", "reset_optimizer_states"),
+    **_all("the stateless optimizer is not built yet", "use_stateless_adam"),
+    **_all("multi-token prediction is not built yet", "mtp_num_layers", "enable_mtp_training"),
+    **_all("sparse-attention models are not built yet", "freeze_indexer"),
+    **_all("context parallelism is not built yet", "allgather_cp"),
+    "qwen_gdn_backend": ("gated-delta-net models are not built yet", ("flashqla",)),
+    **_all(
+        "block-FP8 forward is not built yet",
+        "megatron_deepgemm_forward_layers",
+        "megatron_deepgemm_forward_modules",
+        "megatron_deepgemm_moe_forward_layers",
+        "megatron_deepgemm_moe_forward_modules",
+    ),
+    **_all("background saving is not built yet", "async_save"),
+    **_all("loading a Megatron checkpoint by step is not built yet", "ref_ckpt_step"),
+    **_all(
+        "Weights & Biases is not built yet: curves go to TensorBoard and metrics.jsonl in the run folder", "use_wandb"
+    ),
+    **_all("replay with live engines is not built yet", "load_forge_rollout_data"),
+    **_all("the memory recorder is not built yet", "record_memory_history", "memory_snapshot_num_steps"),
+    "memory_recorder": ("the memory recorder is not built yet", ("memray",)),
+    **_all("the profiler is not built yet", "profile_target"),
+    **_all(
+        "the teacher server is not built yet",
+        "teacher_port",
+        "teacher_warmup_port",
+        "teacher_warmup_timeout_s",
+        "teacher_sample_reduction_chunk_size",
+        "teacher_label_reduction_chunk_size",
+        "megatron_server_max_length",
+        "megatron_server_update_timeout_s",
+        "megatron_server_warmup",
+    ),
+}
+
+NOOP: dict[str, str] = {
+    "http_proxy": "nothing reads it",
+    "min_batch_collection_ratio": "nothing reads it",
+    "fetch_trajectory_retry_times": "only the external trajectory server reads it",
+    "rollout_task_type": "only the external trajectory server reads it",
+    "memory_snapshot_dir": "only the memory recorder reads it",
+    "async_buffer_size": "the synchronous loop generates one round at a time",
+    "value_clip": "only the critic reads it",
+    "opd_kl_coef": "only on-policy distillation reads it",
+    "mtp_loss_scaling_factor": "only multi-token prediction reads it",
+    "rollout_health_check_interval": "only the restart of dead engines reads it",
+    "rollout_health_check_timeout": "only the restart of dead engines reads it",
+    "rollout_health_check_first_wait": "only the restart of dead engines reads it",
+    **dict.fromkeys(
+        (
+            "wandb_mode",
+            "wandb_dir",
+            "wandb_key",
+            "wandb_host",
+            "wandb_team",
+            "wandb_group",
+            "wandb_project",
+            "wandb_run_id",
+            "wandb_random_suffix",
+            "wandb_always_use_train_step",
+        ),
+        "only Weights & Biases reads it",
+    ),
+}

@@ -1,0 +1,255 @@
+"""Checks of the arguments of a run: what is not built, what contradicts itself, what is missing on disk.
+
+Every check names the flag and the value. Checks change nothing; those of ``CHECKS`` are collected, so that one error
+shows all problems. It does not see data rows or weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from slime.config import algorithm
+from slime.config.paths import split_file_hook, split_slice
+from slime.config.registry import by_dest, framework_flags, spelling
+from slime.config.spec import Flag, UserError
+from slime.config.status import MODEL_TYPES, UNBUILT
+
+DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
+DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
+
+
+def _is_used(flag: Flag, value: Any) -> bool:
+    """Say whether a value needs what an unbuilt flag stands for."""
+    values = UNBUILT[flag.dest][1] if flag.dest in UNBUILT else None
+    if values is not None:
+        return value in values
+    return value != flag.default and value not in (None, False, [], ())
+
+
+def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:
+    """Refuse, in one error, every given flag whose capability is not built yet.
+
+    Raises: UserError naming each flag, its value and what is missing.
+    """
+    problems = []
+    for dest in sorted(given):
+        for flag in by_dest().get(dest, ())[:1]:
+            value = getattr(args, dest)
+            switch_changed = flag.action in ("true", "false", "bool") and value != flag.default and value is not None
+            if flag.status == "unbuilt" and (switch_changed or _is_used(flag, value)):
+                shown = flag.name if flag.action in ("true", "false", "bool") else f"{flag.name} {value}"
+                problems.append(f"{shown}: {flag.reason}")
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def noop_notes(args: argparse.Namespace, given: set[str]) -> list[str]:
+    """Name the given flags that change nothing here."""
+    notes = []
+    for dest in sorted(given):
+        flag = by_dest().get(dest, (None,))[0]
+        if flag is not None and flag.status == "noop" and getattr(args, dest) != flag.default:
+            notes.append(f"{flag.name} has no effect: {flag.reason}")
+    return notes
+
+
+Problems = Iterator[str]
+
+
+def _ranges(args, given) -> Problems:
+    """Numbers in their ranges."""
+    positive = (
+        "rollout_batch_size n_samples_per_prompt n_samples_per_eval_prompt micro_batch_size max_tokens_per_gpu "
+        "log_probs_max_tokens_per_gpu update_weights_interval eval_interval save_interval ref_update_interval "
+        "update_weight_buffer_size rollout_num_gpus_per_engine num_gpus_per_node omp_num_threads rm_timeout "
+        "async_buffer_size max_turns rollout_max_response_len sglang_server_concurrency eval_max_response_len "
+        "num_epoch distributed_timeout_minutes data_pad_size_multiplier rollout_temperature eval_temperature"
+    ).split()
+    may_be_zero = {"eval_temperature"}
+    for dest in positive:
+        value = getattr(args, dest)
+        if value is not None and (value < 0 or (value == 0 and dest not in may_be_zero)):
+            yield f"{spelling(dest)} {value}: must be above 0"
+    not_negative = (
+        "num_rollout start_rollout_id rollout_num_gpus num_data_workers lr weight_decay clip_grad max_staleness"
+    )
+    for dest in not_negative.split():
+        value = getattr(args, dest)
+        if value is not None and value < 0:
+            yield f"{spelling(dest)} {value}: must not be negative"
+    for dest in ("rollout_top_p", "eval_top_p", "load_debug_rollout_data_subsample"):
+        value = getattr(args, dest)
+        if value is not None and not 0 < value <= 1:
+            yield f"{spelling(dest)} {value}: must be in (0, 1]"
+    for dest in ("sglang_router_port", "teacher_port", "router_prometheus_port"):
+        value = getattr(args, dest)
+        if value is not None and not 1 <= value <= 65535:
+            yield f"{spelling(dest)} {value}: a port is 1 to 65535"
+    for dest in ("rollout_top_k", "eval_top_k"):
+        value = getattr(args, dest)
+        if value is not None and (value == 0 or value < -1):
+            yield f"{spelling(dest)} {value}: must be -1 (off) or at least 1"
+
+
+def _modes(args, given) -> Problems:
+    """Debug modes and placement."""
+    if args.debug_rollout_only and args.debug_train_only:
+        yield "--debug-rollout-only and --debug-train-only exclude each other"
+    for dest in ("actor_num_nodes", "actor_num_gpus_per_node"):
+        if getattr(args, dest) < 1 and not args.debug_rollout_only:
+            yield f"{spelling(dest)} {getattr(args, dest)}: must be at least 1"
+    slots, each = args.rollout_num_gpus, args.rollout_num_gpus_per_engine
+    if not args.debug_train_only and each >= 1 and slots % each:
+        yield f"--rollout-num-gpus {slots} is not a multiple of --rollout-num-gpus-per-engine {each}"
+    if not args.debug_train_only and slots == 0:
+        yield "--rollout-num-gpus 0: no engine would generate"
+    if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
+        yield f"--save-debug-rollout-data and --save-debug-train-data are one file: {args.save_debug_train_data}"
+
+
+def _rollout(args, given) -> Problems:
+    """Sizes of a round and of a sample."""
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        yield (
+            f"--over-sampling-batch-size {args.over_sampling_batch_size} is below "
+            f"--rollout-batch-size {args.rollout_batch_size}"
+        )
+    if args.rollout_max_context_len is not None and args.rollout_max_prompt_len > args.rollout_max_context_len - 1:
+        yield (
+            f"--rollout-max-prompt-len {args.rollout_max_prompt_len} leaves no room for a response in "
+            f"--rollout-max-context-len {args.rollout_max_context_len}"
+        )
+    if args.num_rollout is None and not args.rollout_global_dataset:
+        yield "--disable-rollout-global-dataset needs --num-rollout: without a data set an epoch has no length"
+    if args.streaming_data and args.num_rollout is None:
+        yield "--streaming-data needs --num-rollout: a file that is read lazily has no known length"
+    uses_data = args.rollout_global_dataset and args.data_source_path.startswith(DEFAULT_DATA_SOURCE)
+    if uses_data and args.prompt_data is None and not args.load_debug_rollout_data and args.num_rollout != 0:
+        yield "--prompt-data is missing: a .jsonl or .parquet file of prompts"
+    if args.rm_type == "remote_rm" and not args.rm_url:
+        yield "--rm-type remote_rm needs --rm-url"
+    if args.group_rm and args.eval_datasets and not args.custom_rm_path and not args.rm_type:
+        yield "--group-rm does not score evaluation samples: give the evaluation sets an rm_type"
+
+
+def _algorithm(args, given) -> Problems:
+    """Estimator, losses, corrections."""
+    from slime.config.resolve import compares_responses
+
+    if args.n_samples_per_prompt == 1 and compares_responses(args):
+        yield (
+            f"--n-samples-per-prompt 1 with --advantage-estimator {args.advantage_estimator}: every advantage would be "
+            f"zero, because it compares the responses of a prompt ({', '.join(algorithm.GROUP_RELATIVE)} need at least 2)"
+        )
+    if args.kl_coef != 0 and args.kl_loss_coef != 0:
+        yield f"--kl-coef {args.kl_coef} and --kl-loss-coef {args.kl_loss_coef}: use one of them"
+    if args.eps_clip_c is not None and args.eps_clip_c <= 1:
+        yield f"--eps-clip-c {args.eps_clip_c}: must be above 1"
+    if args.use_rollout_logprobs and args.use_tis:
+        yield "--use-rollout-logprobs and --use-tis exclude each other: with the first, both policies are the engine's"
+    if args.get_mismatch_metrics and not args.custom_tis_function_path:
+        yield "--get-mismatch-metrics needs --custom-tis-function-path, which computes them"
+    if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
+        yield "--loss-type custom_loss needs --custom-loss-function-path"
+    if args.tis_clip_low > args.tis_clip:
+        yield f"--tis-clip-low {args.tis_clip_low} is above --tis-clip {args.tis_clip}"
+    if args.only_train_params_name_list and args.freeze_params_name_list:
+        yield "--only-train-params-name-list and --freeze-params-name-list exclude each other"
+    worst = args.async_buffer_size + args.update_weights_interval - 1
+    if args.max_staleness is not None and args.max_staleness < worst:
+        yield (
+            f"--max-staleness {args.max_staleness} cannot be kept: samples get up to async_buffer_size "
+            f"{args.async_buffer_size} + update_weights_interval {args.update_weights_interval} - 1 = {worst} versions old"
+        )
+
+
+def _trainer(args, given) -> Problems:
+    """Batches against slots, and the model family."""
+    if args.debug_rollout_only:
+        return
+    family = (args.model_arch.get("text_config") or args.model_arch).get("model_type")
+    if family not in MODEL_TYPES and not args.custom_model_provider_path:
+        yield f"--hf-checkpoint {args.hf_checkpoint}: model_type {family!r} is not built yet, {', '.join(MODEL_TYPES)} are"
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
+        yield "--use-dynamic-batch-size needs --max-tokens-per-gpu"
+    if args.balance_by_flops and not args.use_dynamic_batch_size:
+        yield "--balance-by-flops needs --use-dynamic-batch-size"
+    batch, dp, micro = args.global_batch_size, args.data_parallel_size, args.micro_batch_size
+    if dp and batch < dp:
+        yield f"--global-batch-size {batch} is below the {dp} data-parallel ranks: each needs a sample in every step"
+    elif dp and not args.use_dynamic_batch_size and micro > 0 and batch % (dp * micro) and not _makes_own_samples(args):
+        yield (
+            f"--global-batch-size {batch} does not divide by {dp} data-parallel ranks x --micro-batch-size {micro} = "
+            f"{dp * micro} (--use-dynamic-batch-size packs any number)"
+        )
+
+
+def _makes_own_samples(args) -> bool:
+    """Say whether user code may change the number of samples in a step."""
+    hooks = (args.custom_generate_function_path, args.custom_convert_samples_to_train_data_path)
+    return any(hooks) or args.rollout_function_path != DEFAULT_ROLLOUT
+
+
+def _optimizer(args, given) -> Problems:
+    """Optimizer and learning-rate schedule."""
+    if args.optimizer not in ("adam", "sgd"):
+        yield f"--optimizer {args.optimizer} is not built yet: adam and sgd are"
+    if args.min_lr > args.lr and args.lr > 0:
+        yield f"--min-lr {args.min_lr} is above --lr {args.lr}"
+    if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
+        yield f"--lr-warmup-fraction {args.lr_warmup_fraction} and --lr-warmup-iters {args.lr_warmup_iters}: use one of them"
+    if args.recompute_method and args.recompute_granularity != "full":
+        yield f"--recompute-method {args.recompute_method} needs --recompute-granularity full"
+
+
+def _files(args, given) -> Problems:
+    """Files that must exist before anything starts."""
+    if args.prompt_data and args.data_source_path.startswith(DEFAULT_DATA_SOURCE) and not args.load_debug_rollout_data:
+        path, rows = split_slice(args.prompt_data)
+        yield from _data_file("--prompt-data", path, rows)
+    for item in args.eval_datasets:
+        path, rows = split_slice(item.path)
+        yield from _data_file(f"evaluation set {item.name}:", path, rows)
+    for flag in framework_flags():
+        value = getattr(args, flag.dest)
+        if flag.type != "hook" or not value:
+            continue
+        for hook in value if isinstance(value, list) else [value]:
+            parts = split_file_hook(hook)
+            if parts and not os.path.isfile(parts[0]):
+                yield f"{flag.name} {hook}: no such file"
+            elif parts is None and "." not in hook:
+                yield f"{flag.name} {hook}: expected package.module.attribute, file.py or file.py:attribute"
+
+
+def _data_file(what: str, path: str, rows: str | None) -> Problems:
+    """A data file with its slice."""
+    if not os.path.exists(path):
+        yield f"{what} {path}: no such file"
+    elif not os.path.isdir(path) and not path.endswith((".jsonl", ".parquet")):
+        yield f"{what} {path}: expected a .jsonl or .parquet file"
+    if rows is not None and not all(part.strip().lstrip("-").isdigit() or not part.strip() for part in rows.split(":")):
+        yield f"{what} {path}@[{rows}]: a slice is @[first:last]"
+
+
+CHECKS = (_ranges, _modes, _rollout, _algorithm, _trainer, _optimizer, _files)
+
+
+def problems(args: argparse.Namespace, given: set[str]) -> list[str]:
+    """Give every problem of derived arguments, without raising."""
+    return [text for check_one in CHECKS for text in check_one(args, given)]
+
+
+def check(args: argparse.Namespace, given: set[str], notes: list[str]) -> None:
+    """Run all checks.
+
+    Raises: UserError with every problem, one per line when there are several.
+    """
+    found = problems(args, given)
+    if len(found) == 1:
+        raise UserError(found[0])
+    if found:
+        raise UserError(f"{len(found)} problems:\n  - " + "\n  - ".join(found))

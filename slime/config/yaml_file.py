@@ -1,0 +1,115 @@
+"""Values of flags from YAML files: --config (any flag) and --custom-config-path (any attribute).
+
+Keys are written with dashes or underscores, as the flag is spelled or as the attribute is called. Values are checked by
+the same type and choices as on the command line; YAML's habit of reading 1e-5 as text is undone by that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import Any
+
+from slime.config.spec import UserError
+
+_SWITCHES = (argparse._StoreTrueAction, argparse._StoreFalseAction, argparse.BooleanOptionalAction)
+
+
+def read_mapping(path: str, flag: str) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = yaml.safe_load(file)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{flag} {path}: not valid YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{flag} {path}: expected a mapping of flags to values, got {type(data).__name__}")
+    return {str(key): value for key, value in data.items()}
+
+
+def _element(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> Any:
+    """Convert one value as the command line would."""
+    if action.type is not None and not isinstance(value, dict):
+        try:
+            value = parser._get_value(action, value if isinstance(value, str) else str(value))
+        except argparse.ArgumentError as error:
+            raise UserError(f"{where}: {error.message}") from None
+    if action.choices is not None and value not in action.choices:
+        raise UserError(f"{where}: {value!r} is not one of {', '.join(map(str, action.choices))}")
+    return value
+
+
+def convert(parser: argparse.ArgumentParser, action: argparse.Action, key: str, value: Any, path: str) -> Any:
+    """Convert a YAML value to what the flag would have stored."""
+    where = f"{path}: {key}"
+    if value is None:
+        return None
+    if isinstance(action, _SWITCHES):
+        if not isinstance(value, bool):
+            raise UserError(f"{where}: expected true or false, got {value!r}")
+        is_own_name = key.replace("_", "-") in {name.removeprefix("--") for name in action.option_strings}
+        inverted = isinstance(action, argparse._StoreFalseAction) and is_own_name
+        return not value if inverted else value
+    is_list = action.nargs not in (None, "?") or isinstance(action, argparse._AppendAction)
+    if is_list:
+        items = value if isinstance(value, list) else [value]
+        items = [_element(parser, action, item, where) for item in items]
+        is_nested = isinstance(action, argparse._AppendAction) and action.nargs is not None
+        return [items] if is_nested else items
+    if isinstance(value, list | bool):
+        raise UserError(f"{where}: expected one value, got {value!r}")
+    return _element(parser, action, value, where)
+
+
+def _index(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Map every accepted key, in its underscore form, to the action of its flag; attributes win over spellings."""
+    table: dict[str, argparse.Action] = {}
+    for action in parser._actions:
+        for name in action.option_strings:
+            table.setdefault(name.lstrip("-").replace("-", "_"), action)
+    for action in parser._actions:
+        table.setdefault(action.dest, action)
+    return table
+
+
+def file_values(path: str, parser: argparse.ArgumentParser, notes: list[str]) -> dict[str, Any]:
+    """Read the --config file: attribute -> value. Unknown keys are errors with the nearest flag."""
+    table = _index(parser)
+    values: dict[str, Any] = {}
+    for key, value in read_mapping(path, "--config").items():
+        plain = key.replace("-", "_")
+        action = table.get(plain)
+        if action is None:
+            near = difflib.get_close_matches(plain, list(table), n=1, cutoff=0.6)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(f"--config {path}: unknown key {key}{hint}")
+        values[action.dest] = convert(parser, action, key, value, path)
+    notes.append(f"{len(values)} flags from {path}; the command line wins over the file")
+    return values
+
+
+def apply_custom_config(args: argparse.Namespace, given: set[str], notes: list[str]) -> None:
+    """Set every key of --custom-config-path on args: the file wins, keys that no flag has are kept and named."""
+    from slime.config.parse import build_parser
+
+    if not args.custom_config_path:
+        return
+    parser = build_parser()
+    table = {action.dest: action for action in parser._actions}
+    unknown = []
+    for key, value in read_mapping(args.custom_config_path, "--custom-config-path").items():
+        name = key.replace("-", "_")
+        if name in table:
+            value = convert(parser, table[name], name, value, args.custom_config_path)
+        elif not hasattr(args, name):
+            unknown.append(key)
+        setattr(args, name, value)
+        given.add(name)
+    if unknown:
+        notes.append(f"--custom-config-path sets keys that no flag has: {', '.join(unknown)}")

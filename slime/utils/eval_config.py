@@ -1,0 +1,5 @@
+"""Import path of the evaluation set record for existing code; the code lives in slime.config.eval_datasets."""
+
+from slime.config.eval_datasets import EvalDatasetConfig, build_eval_datasets
+
+__all__ = ["EvalDatasetConfig", "build_eval_datasets"]
