@@ -22,6 +22,13 @@ from slime.config.spec import UserError
 from slime.config.yaml_file import apply_custom_config
 
 
+#: Flags that look like server flags but are the framework's own.
+FRAMEWORK_SERVER_ARGS = frozenset(
+    """sglang_server_concurrency sglang_config sglang_router_ip sglang_router_port sglang_router_request_timeout_secs
+    router_policy router_log_level""".split()
+)
+
+
 @dataclass
 class Run:
     """What the derivation steps share: the arguments, which of them were given, and what to say at start."""
@@ -76,6 +83,7 @@ def has_gpu() -> bool:
 def devices(run: Run) -> None:
     """Number formats, engine kind and process-group backend of this machine."""
     args, gpu = run.args, has_gpu()
+    args.has_gpu = gpu
     if args.bf16 and args.fp16:
         raise UserError("--bf16 and --fp16 exclude each other")
     asked = "bf16" if args.bf16 else "fp16" if args.fp16 else None
@@ -100,7 +108,7 @@ def devices(run: Run) -> None:
 def placement(run: Run) -> None:
     """Slots of the trainer and of the engines."""
     args, given = run.args, run.given
-    if "actor_num_gpus_per_node" not in given and not has_gpu():
+    if "actor_num_gpus_per_node" not in given and not has_gpu() and not args.strict_args:
         run.assume("actor_num_gpus_per_node", 1, "--actor-num-gpus-per-node is 1: this machine has no GPU")
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node
     if args.rollout_num_gpus is None:
@@ -252,6 +260,10 @@ def engine_arguments(run: Run) -> None:
         raise UserError(f"--sglang-dp-size {args.sglang_dp_size} needs --sglang-enable-dp-attention")
     for dest, alias in (("dp", "data"), ("pp", "pipeline"), ("ep", "expert"), ("moe_dp", "moe_data")):
         setattr(args, f"sglang_{alias}_parallel_size", getattr(args, f"sglang_{dest}_size"))
+    # What the user gave goes to the real servers as it is; their own defaults hold for the rest.
+    for prefix in ("sglang", "router"):
+        given = {dest for dest in run.given if dest.startswith(f"{prefix}_")} - FRAMEWORK_SERVER_ARGS
+        setattr(args, f"{prefix}_given", {dest.removeprefix(f"{prefix}_"): getattr(args, dest) for dest in sorted(given)})
     if args.sglang_router_ip and ":" in args.sglang_router_ip and not args.sglang_router_ip.startswith("["):
         args.sglang_router_ip = f"[{args.sglang_router_ip}]"
 

@@ -60,7 +60,7 @@ def connect(args, num_slots: int) -> bool:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
         os.environ.setdefault(name, value)
-    logical = {} if args.num_visible_gpus else {"num_gpus": num_slots}
+    logical = {} if args.has_gpu else {"num_gpus": num_slots}
     ray.init(
         num_cpus=num_slots + _EXTRA_CPUS,
         include_dashboard=False,

@@ -13,6 +13,7 @@ from typing import Any
 
 from slime.observability.progress import Progress
 from slime.ray.placement_group import Slots
+from slime.rollout.base_types import call_rollout_fn, leaves_of
 from slime.utils.misc import Box, load_function
 
 logger = logging.getLogger(__name__)
@@ -46,12 +47,12 @@ class RolloutManager:
             raise
 
     def _load_functions(self) -> None:
-        from slime.rollout.data_source import create_data_source
+        from slime.rollout.data_source_adapter import adapt_class
         from slime.rollout.hooks import check_hooks
 
         args = self._args
         check_hooks(args)
-        self._data_source = create_data_source(args)
+        self._data_source = adapt_class(args, load_function(args.data_source_path))
         self._rollout_function = load_function(args.rollout_function_path)
         self._eval_function = load_function(args.eval_function_path)
 
@@ -86,7 +87,8 @@ class RolloutManager:
         args = self._args
         started = time.monotonic()
         groups, extra = self._groups(rollout_id)
-        samples = flatten(groups)
+        self._data_source.mark_delivered(groups, rollout_id)
+        samples = leaves_of(groups)
         self._dump(rollout_id, samples)
         metrics = self._rollout_metrics(rollout_id, samples, extra, time.monotonic() - started)
         self._trained_by[rollout_id] = groups
@@ -97,12 +99,11 @@ class RolloutManager:
     def _groups(self, rollout_id: int) -> tuple[list, dict[str, float]]:
         """The round's groups and the rollout function's own metrics, generated or read from a dump."""
         from slime.observability.debug_dump import load_rollout_dump
-        from slime.rollout.base_types import call_rollout_fn
 
         args = self._args
         if args.load_debug_rollout_data:
-            path = args.load_debug_rollout_data.format(rollout_id=rollout_id)
-            return load_rollout_dump(path, subsample=args.load_debug_rollout_data_subsample), {}
+            share = args.load_debug_rollout_data_subsample
+            return load_rollout_dump(args.load_debug_rollout_data, rollout_id, share), {}
         try:
             output = call_rollout_fn(self._rollout_function, args, rollout_id, self._data_source, evaluation=False)
         except Exception as error:
@@ -157,7 +158,6 @@ class RolloutManager:
     def eval(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every held-out set. Returns metrics."""
         from slime.observability.rollout_metrics import compute_eval_metrics
-        from slime.rollout.base_types import call_rollout_fn
 
         args = self._args
         try:
@@ -194,9 +194,3 @@ class RolloutManager:
         if self._server is not None:
             self._server.stop()
 
-
-def flatten(groups: list) -> list:
-    """All samples of arbitrarily nested groups, in order."""
-    if not isinstance(groups, list):
-        return [groups]
-    return [sample for group in groups for sample in flatten(group)]
