@@ -15,6 +15,10 @@ def resolve_megatron(run) -> None:
     args.enable_gloo_process_groups = True
     args.tokenizer_type, args.tokenizer_model = "HuggingFaceTokenizer", args.hf_checkpoint
     args.rank = 0
+    if args.num_rollout is not None:
+        args.train_iters = args.num_rollout * args.num_steps_per_rollout
+    if args.lr_decay_iters is None:
+        args.lr_decay_iters = args.train_iters
     if args.seq_length is None:
         args.seq_length = 4096
     if args.max_position_embeddings is None:

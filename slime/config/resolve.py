@@ -263,7 +263,9 @@ def engine_arguments(run: Run) -> None:
     # What the user gave goes to the real servers as it is; their own defaults hold for the rest.
     for prefix in ("sglang", "router"):
         given = {dest for dest in run.given if dest.startswith(f"{prefix}_")} - FRAMEWORK_SERVER_ARGS
-        setattr(args, f"{prefix}_given", {dest.removeprefix(f"{prefix}_"): getattr(args, dest) for dest in sorted(given)})
+        setattr(
+            args, f"{prefix}_given", {dest.removeprefix(f"{prefix}_"): getattr(args, dest) for dest in sorted(given)}
+        )
     if args.sglang_router_ip and ":" in args.sglang_router_ip and not args.sglang_router_ip.startswith("["):
         args.sglang_router_ip = f"[{args.sglang_router_ip}]"
 

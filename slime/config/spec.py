@@ -48,11 +48,6 @@ class Flag:
         if not self.dest:
             object.__setattr__(self, "dest", self.name.removeprefix("--").replace("-", "_"))
 
-    @property
-    def off_value(self) -> Any:
-        """Value that means that the flag was not used."""
-        return self.default
-
 
 def section(name: str, owner: str, flags: Iterable[Flag]) -> tuple[Flag, ...]:
     """Stamp the heading, and the owner where a flag names none, on a list of flags."""

@@ -26,22 +26,25 @@ def _is_used(flag: Flag, value: Any) -> bool:
     values = UNBUILT[flag.dest][1] if flag.dest in UNBUILT else None
     if values is not None:
         return value in values
-    return value != flag.default and value not in (None, False, [], ())
+    if flag.action in ("false", "bool"):
+        return value is (not flag.default)
+    return value != flag.default and value is not None
 
 
 def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:
     """Refuse, in one error, every given flag whose capability is not built yet.
 
-    Raises: UserError naming each flag, its value and what is missing.
+    Raises: UserError naming each flag, its value and what is missing; flags of one capability stand together.
     """
-    problems = []
+    by_reason: dict[str, list[str]] = {}
     for dest in sorted(given):
         for flag in by_dest().get(dest, ())[:1]:
             value = getattr(args, dest)
-            switch_changed = flag.action in ("true", "false", "bool") and value != flag.default and value is not None
-            if flag.status == "unbuilt" and (switch_changed or _is_used(flag, value)):
-                shown = flag.name if flag.action in ("true", "false", "bool") else f"{flag.name} {value}"
-                problems.append(f"{shown}: {flag.reason}")
+            if flag.status == "unbuilt" and _is_used(flag, value):
+                words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                shown = flag.name if flag.action in ("true", "false", "bool") else f"{flag.name} {words}"
+                by_reason.setdefault(flag.reason, []).append(shown)
+    problems = [f"{', '.join(shown)}: {reason}" for reason, shown in by_reason.items()]
     if problems:
         raise UserError("; ".join(problems))
 
@@ -129,6 +132,8 @@ def _rollout(args, given) -> Problems:
     uses_data = args.rollout_global_dataset and args.data_source_path.startswith(DEFAULT_DATA_SOURCE)
     if uses_data and args.prompt_data is None and not args.load_debug_rollout_data and args.num_rollout != 0:
         yield "--prompt-data is missing: a .jsonl or .parquet file of prompts"
+    if args.load_debug_rollout_data and args.num_rollout is None and args.prompt_data is None:
+        yield "--load-debug-rollout-data needs --num-rollout: how many dumps to train on"
     if args.rm_type == "remote_rm" and not args.rm_url:
         yield "--rm-type remote_rm needs --rm-url"
     if args.group_rm and args.eval_datasets and not args.custom_rm_path and not args.rm_type:

@@ -59,9 +59,10 @@ def convert(parser: argparse.ArgumentParser, action: argparse.Action, key: str, 
     is_list = action.nargs not in (None, "?") or isinstance(action, argparse._AppendAction)
     if is_list:
         items = value if isinstance(value, list) else [value]
-        items = [_element(parser, action, item, where) for item in items]
-        is_nested = isinstance(action, argparse._AppendAction) and action.nargs is not None
-        return [items] if is_nested else items
+        if isinstance(action, argparse._AppendAction) and action.nargs is not None:
+            occurrences = items if all(isinstance(item, list) for item in items) else [items]
+            return [[_element(parser, action, item, where) for item in words] for words in occurrences]
+        return [_element(parser, action, item, where) for item in items]
     if isinstance(value, list | bool):
         raise UserError(f"{where}: expected one value, got {value!r}")
     return _element(parser, action, value, where)
