@@ -1,0 +1,66 @@
+"""What only Linux or only macOS has: memory of a process tree, usable cores, the folder of shared memory.
+
+Invariants: every function answers on both systems, with the better source where there is one. No other module of the
+package names a system folder. It does not know what the numbers are for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+_PROC = Path("/proc")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def num_usable_cores() -> int:
+    """Return the number of cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def shared_memory_dir() -> Path:
+    """Return the folder that lives in memory, or the folder of temporary files where the system has none."""
+    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
+        return _SHARED_MEMORY
+    return Path(tempfile.gettempdir())
+
+
+def tree_memory_bytes(pid: int) -> int:
+    """Return the memory of a process and all below it; 0 when it is gone.
+
+    Pages that several processes share count once on Linux (proportional set size), once per process elsewhere.
+    """
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    return sum(_process_memory_bytes(process) for process in processes)
+
+
+def _process_memory_bytes(process) -> int:
+    import psutil
+
+    share = _proportional_bytes(process.pid)
+    if share is not None:
+        return share
+    try:
+        return process.memory_info().rss
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+
+
+def _proportional_bytes(pid: int) -> int | None:
+    """Return the proportional set size, None where the system does not tell it."""
+    try:
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:  # another system, a process that ended, or one of another user
+        return None
+    return None

@@ -1,0 +1,51 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime.utils import platform
+
+PACKAGE = Path(platform.__file__).resolve().parents[1]
+SYSTEM_NAMES = re.compile(r"/proc\b|/dev/shm|/sys/|os\.fork\b|smaps|sched_getaffinity")
+
+
+@pytest.fixture(params=["this system", "without a proc folder"])
+def _system(request, monkeypatch, tmp_path):
+    if request.param != "this system":
+        monkeypatch.setattr(platform, "_PROC", tmp_path)
+
+
+def test_memory_of_a_tree_holds_its_children(_system):
+    code = "import sys; data = bytearray(b'x' * 50_000_000); print('ready', flush=True); sys.stdin.read()"
+    before = platform.tree_memory_bytes(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        assert platform.tree_memory_bytes(os.getpid()) - before > 45_000_000
+    finally:
+        child.communicate(timeout=10)
+    assert platform.tree_memory_bytes(child.pid) == 0
+
+
+def test_cores_are_at_least_one():
+    assert 1 <= platform.num_usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_shared_memory_folder_is_writable_and_falls_back(monkeypatch, tmp_path):
+    assert os.access(platform.shared_memory_dir(), os.W_OK)
+    monkeypatch.setattr(platform, "_SHARED_MEMORY", tmp_path / "missing")
+    assert platform.shared_memory_dir().is_dir()
+
+
+def test_no_other_module_names_what_one_system_has():
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number} {line.strip()}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "platform.py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if SYSTEM_NAMES.search(line)
+    ]
+    assert not found, "these belong into slime/utils/platform.py:\n" + "\n".join(found)
