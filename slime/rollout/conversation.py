@@ -1,0 +1,288 @@
+"""`generate_single(conversation)`: one assistant turn for agent code that thinks in messages.
+
+Behind the text that it returns, the ids and log-probs of every engine call are recorded, so that training sees exactly
+what was sampled. Invariants: the context of a later turn is the recorded tokens plus the template's text for the new
+messages, never the earlier turns encoded again; that text is masked. Calls are attributed to samples by the identity of
+the prompt's messages, which survives copies of the list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.rollout.engine_control import get_model_url
+from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
+from slime.rollout.request import context_limit
+from slime.utils.http_utils import post
+from slime.utils.processing_utils import encode_prompt, render_chat
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+_current: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("slime_recorder", default=None)
+_PROBE = "slimeassistantturn"
+
+
+class OwnedText(str):
+    """Prompt text that remembers the position of its sample."""
+
+    owner: int
+
+
+class OwnedMessage(dict):
+    """Prompt message that remembers the position of its sample."""
+
+    owner: int
+
+
+def owned_prompt(prompt: str | list[dict], owner: int) -> str | list[dict]:
+    """The prompt with the owner attached to its parts."""
+    if isinstance(prompt, str):
+        text = OwnedText(prompt)
+        text.owner = owner
+        return text
+    messages = []
+    for message in prompt:
+        owned = OwnedMessage(message)
+        owned.owner = owner
+        messages.append(owned)
+    return messages
+
+
+@dataclass
+class Segment:
+    """Tokens appended to a conversation: sampled ones with log-probs, or context with None."""
+
+    ids: list[int]
+    log_probs: list[float] | None = None
+    meta_info: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+
+@dataclass
+class Chain:
+    """One conversation as the engine saw it: prompt ids and what followed. `messages` ends with our last answer."""
+
+    owner: int | None
+    prompt_ids: list[int]
+    messages: list[dict]
+    segments: list[Segment] = field(default_factory=list)
+    num_retokenized: int = 0
+
+    @property
+    def response_length(self) -> int:
+        return sum(len(segment.ids) for segment in self.segments)
+
+    def tokens(self) -> list[int]:
+        return self.prompt_ids + [t for segment in self.segments for t in segment.ids]
+
+
+class Recorder:
+    """Engine calls made on behalf of some samples (named by position)."""
+
+    def __init__(self, args, sampling_params: dict[str, Any], evaluation: bool, owners: list[int | None]) -> None:
+        self.args, self.sampling_params, self.evaluation = args, sampling_params, evaluation
+        self.sample_indices = owners
+        self.chains: list[Chain] = []
+
+    # ---- during generation -----------------------------------------------------------------------------------------
+
+    def open_chain(self, conversation: list[dict], tools: list | None) -> tuple[Chain, Segment | None]:
+        """The chain that `conversation` continues (or a new one) and the context to append before sampling."""
+        state = GenerateState(self.args)
+        owner = self._owner(conversation)
+        for chain in reversed(self.chains):
+            known = len(chain.messages)
+            if chain.owner == owner and len(conversation) >= known and _same(conversation[:known], chain.messages):
+                new = conversation[known:]
+                ids = _context_ids(state.tokenizer, conversation[: known - 1], new, tools, chain)
+                return chain, Segment(ids)
+        return self._new_chain(state, conversation, tools, owner)
+
+    def _new_chain(self, state, conversation: list[dict], tools, owner) -> tuple[Chain, Segment | None]:
+        """A new conversation, or one whose recorded turns were edited (then the edited text is masked context)."""
+        ids = encode_prompt(state.tokenizer, render_chat(state.tokenizer, conversation, tools))
+        for chain in reversed(self.chains):
+            shared = len(chain.prompt_ids)
+            edited = owner is not None and chain.owner == owner and ids[:shared] == chain.prompt_ids
+            if edited and len(conversation) > 1 and _same(conversation[:1], chain.messages[:1]):
+                logger.debug("conversation of sample %s was edited: earlier turns become masked context", self._index(owner))
+                fresh = Chain(owner, chain.prompt_ids, [], num_retokenized=len(ids) - shared)
+                self.chains[self.chains.index(chain)] = fresh
+                return fresh, Segment(ids[shared:])
+        chain = Chain(owner, ids, [])
+        self.chains.append(chain)
+        return chain, None
+
+    def _owner(self, conversation: list[dict]) -> int | None:
+        if len(self.sample_indices) == 1:
+            return 0
+        for message in conversation:
+            for value in (message, message.get("content")):
+                if isinstance(value, (OwnedMessage, OwnedText)):
+                    return value.owner
+        return None
+
+    def _index(self, owner: int | None) -> int | None:
+        return None if owner is None else self.sample_indices[owner]
+
+    def params_for(self, chain: Chain, overrides: dict[str, Any] | None) -> dict[str, Any]:
+        params = {**self.sampling_params, **(overrides or {})}
+        if uses_sampling_seeds(self.args) and (not self.evaluation or "sampling_seed" in params):
+            rollout_id = GenerateState(self.args).rollout_id
+            position = chain.owner if chain.owner is not None else f"chain{self.chains.index(chain)}"
+            where = self._index(chain.owner) if chain.owner is not None else position
+            base = params.get("sampling_seed", rollout_id) if self.evaluation else rollout_id
+            params["sampling_seed"] = sampling_seed(self.args, base, where, "turn", chain.response_length)
+        return params
+
+    # ---- afterwards ------------------------------------------------------------------------------------------------
+
+    def attribute_rest(self) -> None:
+        """Give chains without an owner to the samples without a chain, in order, when the numbers agree."""
+        loose = [chain for chain in self.chains if chain.owner is None]
+        taken = {chain.owner for chain in self.chains}
+        free = [position for position in range(len(self.sample_indices)) if position not in taken]
+        if loose and len(loose) == len(free):
+            for chain, position in zip(loose, free, strict=True):
+                chain.owner = position
+        elif loose:
+            logger.warning(
+                "%d conversations of generate_single cannot be told apart (build them from sample.prompt): "
+                "the responses are encoded from their text",
+                len(loose),
+            )
+
+    def has_calls(self, position: int) -> bool:
+        return any(chain.owner == position for chain in self.chains)
+
+    def fill(self, sample: Sample, position: int) -> None:
+        """Make the recorded conversation the tokens of the sample; its readable `response` stays the user's."""
+        chains = [chain for chain in self.chains if chain.owner == position]
+        chain = max(chains, key=lambda c: sum(len(s.ids) for s in c.segments if s.log_probs is not None))
+        if len(chains) > 1:
+            GenerateState(self.args).counters["unused_conversations"] += len(chains) - 1
+        response, status = sample.response, sample.status
+        sample.tokens, sample.response = list(chain.prompt_ids), ""
+        for segment in chain.segments:
+            trainable = segment.log_probs is not None
+            sample.append_response_tokens(
+                self.args,
+                tokens=segment.ids,
+                log_probs=segment.log_probs,
+                trainable=trainable,
+                meta_info=segment.meta_info,
+                text=segment.text,
+            )
+        sample.response = response or sample.response
+        if status != Sample.Status.PENDING:
+            sample.status = status
+        if chain.num_retokenized:
+            sample.metadata["tokens_from_text"] = chain.num_retokenized
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Record the `generate_single` calls made inside, also in tasks started there."""
+    token = _current.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _current.reset(token)
+
+
+async def generate_single(
+    conversation: list[dict[str, Any]] | str,
+    *,
+    tools: list | None = None,
+    sampling_params: dict[str, Any] | None = None,
+) -> str:
+    """The model's next turn for a list of messages (or one user text), without its end-of-turn token.
+
+    Args:
+        tools: tool schemas for the chat template.
+        sampling_params: overrides for this call, for example `{"stop": ["</tool>"]}`.
+
+    Returns the text; "" when the response or context limit leaves no room. Works only inside a custom generate function.
+    """
+    recorder = _current.get()
+    if recorder is None:
+        raise RuntimeError("generate_single works only inside a --custom-generate-function-path function")
+    if isinstance(conversation, str):
+        conversation = [{"role": "user", "content": conversation}]
+    args = recorder.args
+    messages = [type(m)(m) if not isinstance(m, OwnedMessage) else m for m in conversation]
+    chain, context = recorder.open_chain(messages, tools)
+    params = recorder.params_for(chain, sampling_params)
+    pending = context.ids if context is not None else []
+    budget = _turn_budget(args, chain, len(pending), params["max_new_tokens"], recorder)
+    if budget <= 0:
+        if chain.segments:
+            chain.segments[-1].meta_info = {**chain.segments[-1].meta_info, "finish_reason": {"type": "length"}}
+        return ""
+    payload = {
+        "rid": uuid.uuid4().hex,
+        "input_ids": chain.tokens() + pending,
+        "sampling_params": {**params, "max_new_tokens": budget},
+        "return_logprob": True,
+    }
+    output = await post(get_model_url(args), payload)
+    text = _record(GenerateState(args).tokenizer, chain, context, output)
+    chain.messages = [*messages, {"role": "assistant", "content": text}]
+    return text
+
+
+def _turn_budget(args, chain: Chain, num_pending: int, max_new_tokens: int | None, recorder: Recorder) -> int:
+    limit = context_limit(args, recorder.evaluation)
+    budgets = []
+    if limit is not None:
+        budgets.append(limit - len(chain.tokens()) - num_pending)
+    if max_new_tokens is not None:
+        budgets.append(max_new_tokens - chain.response_length - num_pending)
+    return min(budgets)
+
+
+def _record(tokenizer, chain: Chain, context: Segment | None, output: dict[str, Any]) -> str:
+    """Append the context and the sampled tokens to the chain; returns the text without the end token."""
+    triples = output["meta_info"].get("output_token_logprobs") or []
+    ids = [int(triple[1]) for triple in triples]
+    text = output.get("text") or ""
+    if context is not None and context.ids:
+        context.text = tokenizer.decode(context.ids)
+        chain.segments.append(context)
+    chain.segments.append(Segment(ids, [float(triple[0]) for triple in triples], output["meta_info"], text))
+    end = tokenizer.decode(ids[-1:]) if ids and ids[-1] in tokenizer.all_special_ids else ""
+    return text.removesuffix(end) if end else text
+
+
+def _same(messages: list[dict], others: list[dict]) -> bool:
+    """Whether two message lists say the same; our own answers are compared by content without outer spaces."""
+    return len(messages) == len(others) and all(
+        a.get("role") == b.get("role") and _text(a).strip() == _text(b).strip() for a, b in zip(messages, others, strict=True)
+    )
+
+
+def _text(message: dict) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else repr(content)
+
+
+def _context_ids(tokenizer, before: list[dict], new: list[dict], tools: list | None, chain: Chain) -> list[int]:
+    """Ids of what the template puts between our last answer and the next one.
+
+    A probe stands for the answer, so nothing depends on how the template renders earlier turns. An end token that the
+    model sampled itself is not repeated.
+    """
+    rendered = render_chat(tokenizer, [*before, {"role": "assistant", "content": _PROBE}, *new], tools)
+    tail = rendered[rendered.rindex(_PROBE) + len(_PROBE) :]
+    ids = tokenizer.encode(tail, add_special_tokens=False)
+    last = chain.segments[-1].ids if chain.segments else []
+    if last and ids and last[-1] == ids[0] and ids[0] in tokenizer.all_special_ids:
+        ids = ids[1:]
+    return ids

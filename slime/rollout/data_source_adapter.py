@@ -1,0 +1,131 @@
+"""Users' data-source classes in every documented form, behind the interface of `DataSource`.
+
+Accepted: constructors with `(args)` or without arguments; `get_samples` that returns groups, a flat list of samples,
+rows or texts; missing `add_samples`, `save`, `load`, `__len__`. Knows no file and no engine.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from typing import Any
+
+from slime.rollout.base_types import leaves_of
+from slime.rollout.data_source import DataSource, RolloutDataSource
+from slime.utils.data import RowFormat, row_to_sample
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+def adapt_class(args, cls: Any) -> DataSource:
+    """An instance of the user's class, wrapped unless it is one of ours."""
+    source = cls(args) if _takes_args(cls) else cls()
+    return as_data_source(args, source)
+
+
+def as_data_source(args, source: Any) -> DataSource:
+    """`source` itself when it has the whole interface, else an adapter around it."""
+    if isinstance(source, (RolloutDataSource, DataSourceAdapter)):
+        return source
+    return DataSourceAdapter(args, source)
+
+
+def _takes_args(cls: Any) -> bool:
+    parameters = inspect.signature(cls).parameters.values()
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+
+
+class DataSourceAdapter(DataSource):
+    """Groups and numbers what the user's `get_samples` returns; passes everything else on where it exists."""
+
+    def __init__(self, args, source: Any) -> None:
+        self.args = args
+        self.source = source
+        self.sample_group_index = 0
+        self.sample_index = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "source":
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        found = list(self.source.get_samples(num_samples))
+        groups = [item if isinstance(item, list) and _is_group(item) else None for item in found]
+        if any(group is None for group in groups):
+            groups = self._group([self._sample(item) for item in found], num_samples)
+        for group in groups:
+            self._number(group)
+        return groups
+
+    def _sample(self, item: Any) -> Sample:
+        if isinstance(item, Sample):
+            return item
+        if isinstance(item, dict):
+            where = f"{type(self.source).__name__}.get_samples"
+            return row_to_sample(item, where, RowFormat.from_args(self.args).detect_keys(item))
+        if isinstance(item, (str, list)):
+            return Sample(prompt=item)
+        raise ValueError(f"--data-source-path: get_samples returned a {type(item).__name__}, expected samples or groups of samples")
+
+    def _group(self, samples: list[Sample], num_samples: int) -> list[list[Sample]]:
+        """Flat samples as groups: `num_samples` whole groups in a row, else one prompt each, copied."""
+        size = self.args.n_samples_per_prompt
+        if size > 1 and len(samples) == num_samples * size:
+            return [samples[i : i + size] for i in range(0, len(samples), size)]
+        return [[sample, *(copy.deepcopy(sample) for _ in range(size - 1))] for sample in samples]
+
+    def _number(self, group: list) -> None:
+        leaves = leaves_of(group)
+        if any(leaf.group_index is None for leaf in leaves):
+            for leaf in leaves:
+                leaf.group_index = self.sample_group_index
+            self.sample_group_index += 1
+        if any(leaf.index is None for leaf in leaves):
+            for leaf in leaves:
+                leaf.index = self.sample_index
+                self.sample_index += 1
+
+    def _call(self, name: str, *args: Any) -> Any:
+        method = getattr(self.source, name, None)
+        return None if method is None else method(*args)
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        if samples:
+            self._call("add_samples", samples)
+
+    def mark_finished(self, samples: list, outcome: str = "trained") -> None:
+        self._call("mark_finished", samples, outcome)
+
+    def mark_delivered(self, samples: list, rollout_id: int) -> None:
+        self._call("mark_delivered", samples, rollout_id)
+
+    def stats(self) -> dict[str, Any]:
+        return self._call("stats") or {}
+
+    def state_dict(self) -> dict[str, Any]:
+        counters = {"sample_group_index": self.sample_group_index, "sample_index": self.sample_index}
+        return {"adapter": counters, "source": self._call("state_dict")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sample_group_index = state["adapter"]["sample_group_index"]
+        self.sample_index = state["adapter"]["sample_index"]
+        if state["source"] is not None:
+            self._call("load_state_dict", state["source"])
+        else:
+            logger.warning("%s has no state_dict: its position in the data is not restored", type(self.source).__name__)
+
+    def save(self, rollout_id: int) -> None:
+        self._call("save", rollout_id)
+
+    def load(self, rollout_id: int | None = None) -> None:
+        self._call("load", rollout_id)
+
+    def __len__(self) -> int:
+        return len(self.source) if hasattr(self.source, "__len__") else 0
+
+
+def _is_group(item: list) -> bool:
+    return all(isinstance(leaf, Sample) for leaf in leaves_of(item))

@@ -1,0 +1,243 @@
+"""Generating and scoring one sample or the group of one prompt.
+
+Invariants: tokens are those the engine reported, never text encoded again; a sample keeps its group and index whatever
+a hook returns; an exception of one sample cancels and awaits its siblings and is raised. The semaphore bounds whole
+samples, not requests. Does not know rounds, filters or buffers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace_span
+from slime.rollout.base_types import leaves_of
+from slime.rollout.custom_generate import call_list_generate, call_sample_generate
+from slime.rollout.engine_control import get_model_url
+from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
+from slime.rollout.request import build_request, mark_prompt_too_long, new_token_budget, prompt_ids, request_headers
+from slime.rollout.sample_hooks import apply_sample_hooks
+from slime.rollout.scoring import score_group, score_samples
+from slime.utils.hook_forms import generate_form
+from slime.utils.http_utils import HTTPStatusError, post
+from slime.utils.misc import load_hook
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+GENERATE_OPTION = "custom_generate_function_path"
+
+
+async def generate(args, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
+    """The built-in generator: one engine call that starts or continues the response.
+
+    Raises:
+        ValueError: the sample is finished. RuntimeError: no engine answered within the deadline.
+    """
+    if sample.status in FINISHED:
+        raise ValueError(f"sample {sample.index} is {sample.status.value}; only unfinished samples can be generated")
+    state = GenerateState(args)
+    if not sample.tokens:
+        sample.tokens = prompt_ids(state, sample)
+    budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
+    if budget <= 0:
+        if sample.response_length == 0:
+            mark_prompt_too_long(args, state, sample, evaluation)
+        else:
+            sample.status = Sample.Status.TRUNCATED
+        return sample
+    payload = build_request(args, sample, {**sampling_params, "max_new_tokens": budget})
+    with trace_span(sample, "sglang_generate") as span:
+        try:
+            output = await post(get_model_url(args), payload, headers=request_headers(args, sample))
+        except HTTPStatusError as error:
+            if error.status == 400 and "context" in error.body.lower() and sample.response_length == 0:
+                mark_prompt_too_long(args, state, sample, evaluation)
+                return sample
+            raise
+        meta_info = output["meta_info"]
+        span.update(build_sglang_meta_trace_attrs(meta_info) or {})
+    append_engine_output(args, sample, output)
+    return sample
+
+
+def append_engine_output(args, sample: Sample, output: dict[str, Any], update_terminal_info: bool = True) -> None:
+    """Add what the engine sampled to the response."""
+    meta_info = output["meta_info"]
+    triples = meta_info.get("output_token_logprobs") or []
+    sample.append_response_tokens(
+        args,
+        tokens=[triple[1] for triple in triples],
+        log_probs=[triple[0] for triple in triples],
+        meta_info=meta_info,
+        text=output.get("text") or "",
+        update_terminal_info=update_terminal_info,
+    )
+
+
+async def generate_and_rm(
+    args, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Generate one sample (or finish it), run the sample hooks and score it."""
+    state = GenerateState(args)
+    with trace_span(sample, "generate_and_rm"):
+        _mask_earlier_tokens(args, sample)
+        if sample.status in FINISHED:
+            if not args.group_rm and not (state.aborted and not evaluation):
+                await score_samples(args, [sample], evaluation)
+            return sample
+        async with state.semaphore:
+            if state.aborted and not evaluation:
+                sample.status = Sample.Status.ABORTED
+                return sample
+            path = sample.generate_function_path or args.custom_generate_function_path
+            if path is None:
+                result = await generate(args, sample, sampling_params, evaluation=evaluation)
+            elif _is_list_form(path):
+                result = (await call_list_generate(args, load_hook(path, GENERATE_OPTION), [sample], sampling_params, evaluation))[0]
+            else:
+                result = await call_sample_generate(args, load_hook(path, GENERATE_OPTION), sample, sampling_params, evaluation)
+        return await _hooks_and_reward(args, sample, result, evaluation)
+
+
+async def generate_and_rm_group(
+    args, group: list[Sample], sampling_params: dict[str, Any], evaluation: bool = False
+) -> list[Sample | list[Sample]]:
+    """Generate and score all samples of one prompt."""
+    state = GenerateState(args)
+    if state.aborted and not evaluation:
+        return group
+    with trace_span(group, "generate_and_rm_group"):
+        for sample in leaves_of(group):
+            if sample.session_id is None:
+                sample.session_id = str(uuid.uuid4())
+        path = _list_form_path(args, group)
+        if path is not None:
+            results = await _generate_list_group(args, path, group, sampling_params, evaluation)
+        else:
+            results = await gather_or_cancel(
+                [
+                    generate_and_rm(args, item, sample_params(args, state, item, sampling_params, evaluation), evaluation)
+                    if isinstance(item, Sample)
+                    else _rescore_split(args, item, evaluation)
+                    for item in group
+                ]
+            )
+        if args.group_rm and not evaluation and not state.aborted:
+            await score_group_once(args, results)
+    return results
+
+
+async def score_group_once(args, results: list) -> None:
+    """`--group-rm`: one batch call for the group, unless it came back scored or unfinished."""
+    leaves = leaves_of(results)
+    unfinished = any(leaf.status == Sample.Status.ABORTED for leaf in leaves)
+    if not unfinished and any(leaf.reward is None for leaf in leaves):
+        await score_group(args, leaves)
+
+
+def sample_params(args, state: GenerateState, sample: Sample, sampling_params: dict, evaluation: bool) -> dict[str, Any]:
+    """A private copy of the sampling parameters, with the sample's own seed in a training round."""
+    params = dict(sampling_params)
+    if not evaluation and uses_sampling_seeds(args):
+        params["sampling_seed"] = sampling_seed(args, state.rollout_id, sample.index, sample.response_length)
+    return params
+
+
+async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
+    """Results in order; when one fails the others are cancelled and awaited before the first error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((t for t in tasks if t.done() and not t.cancelled() and t.exception() is not None), None)
+        if failed is not None:
+            raise failed.exception()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _mask_earlier_tokens(args, sample: Sample) -> None:
+    if args.partial_rollout and args.mask_offpolicy_in_partial_rollout and sample.response_length > 0:
+        sample.loss_mask = [0] * sample.response_length
+
+
+async def _rescore_split(args, leaves: Any, evaluation: bool) -> Any:
+    """A fan-out result that came back from the buffer: finished already, at most its reward is missing."""
+    if not args.group_rm:
+        await score_samples(args, leaves_of(leaves), evaluation)
+    return leaves
+
+
+async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool) -> Sample | list[Sample]:
+    state = GenerateState(args)
+    result = await apply_sample_hooks(args, result, rollout_id=state.rollout_id, evaluation=evaluation)
+    leaves = leaves_of(result)
+    for leaf in leaves:
+        _inherit_identity(leaf, sample)
+    aborted = any(leaf.status == Sample.Status.ABORTED for leaf in leaves)
+    if leaves and not aborted and not (args.group_rm and not evaluation):
+        await score_samples(args, leaves, evaluation)
+    if not evaluation:
+        scored = [leaf for leaf in leaves if isinstance(leaf.reward, (int, float))]
+        state.progress.add(
+            "generate",
+            0,
+            tokens=sum(leaf.response_length for leaf in leaves),
+            reward_sum=float(sum(leaf.reward for leaf in scored)),
+            rewards=len(scored),
+        )
+    return result
+
+
+def _inherit_identity(leaf: Sample, origin: Sample) -> None:
+    """A Sample that a hook made anew belongs to the prompt it was made for."""
+    if leaf.group_index is None:
+        leaf.group_index = origin.group_index
+    if leaf.index is None:
+        leaf.index = origin.index
+    if "data_row" not in vars(leaf) and "data_row" in vars(origin):
+        leaf.data_row = origin.data_row
+
+
+# ---- list-form hooks -----------------------------------------------------------------------------------------------
+
+
+def _is_list_form(path: str) -> bool:
+    return generate_form(load_hook(path, GENERATE_OPTION)) == "list"
+
+
+def _list_form_path(args, group: list) -> str | None:
+    """The generate hook of the group if it wants all its samples in one call."""
+    paths = {leaf.generate_function_path or args.custom_generate_function_path for leaf in leaves_of(group)}
+    path = paths.pop() if len(paths) == 1 else None
+    return path if path is not None and _is_list_form(path) else None
+
+
+async def _generate_list_group(args, path: str, group: list, sampling_params: dict, evaluation: bool) -> list:
+    """One call of a list-form hook for the samples that are not finished yet."""
+    state = GenerateState(args)
+    todo = [item for item in group if isinstance(item, Sample) and item.status not in FINISHED]
+    outputs: list = []
+    if todo:
+        async with state.semaphore:
+            if state.aborted and not evaluation:
+                for sample in todo:
+                    sample.status = Sample.Status.ABORTED
+                return group
+            outputs = await call_list_generate(args, load_hook(path, GENERATE_OPTION), todo, sampling_params, evaluation)
+    by_id = {id(sample): output for sample, output in zip(todo, outputs, strict=True)}
+    return await gather_or_cancel(
+        [
+            _hooks_and_reward(args, item, by_id[id(item)], evaluation)
+            if id(item) in by_id
+            else _rescore_split(args, item, evaluation)
+            for item in group
+        ]
+    )

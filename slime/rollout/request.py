@@ -1,0 +1,97 @@
+"""Building one `/generate` request: prompt ids, token budget, body and headers.
+
+Invariants: prompt + response never exceed the context limits, the response never exceeds its limit over all attempts.
+Knows SGLang's field names; sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+from slime.rollout.generate_state import GenerateState
+from slime.utils.processing_utils import (
+    build_processor_kwargs,
+    encode_image_for_rollout_engine,
+    encode_prompt,
+    render_chat,
+)
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+PROMPT_TOO_LONG = "prompt_too_long"
+
+
+def prompt_text(tokenizer, sample: Sample) -> str:
+    """The sample's prompt as text; a message list is rendered with the chat template."""
+    if isinstance(sample.prompt, str):
+        return sample.prompt
+    return render_chat(tokenizer, sample.prompt, sample.metadata.get("tools"), sample.apply_chat_template_kwargs)
+
+
+def prompt_ids(state: GenerateState, sample: Sample) -> list[int]:
+    """Token ids of the prompt; with media, the processor's ids, whose other outputs go to the trainer."""
+    text = prompt_text(state.tokenizer, sample)
+    if not sample.multimodal_inputs or state.processor is None:
+        return encode_prompt(state.tokenizer, text)
+    output = dict(state.processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs)))
+    ids = output.pop("input_ids")[0].tolist()
+    output.pop("attention_mask", None)
+    sample.multimodal_train_inputs = output or None
+    return ids
+
+
+def context_limit(args, evaluation: bool = False) -> int | None:
+    """The smallest limit on prompt + response that is known: the flags', the engine's, the model's."""
+    arch = args.model_arch or {}
+    model = arch.get("max_position_embeddings") or (arch.get("text_config") or {}).get("max_position_embeddings")
+    flag = args.eval_max_context_len if evaluation else args.rollout_max_context_len
+    return min((n for n in (flag, args.sglang_context_length or model) if n), default=None)
+
+
+def new_token_budget(args, sample: Sample, max_new_tokens: int | None, evaluation: bool = False) -> int:
+    """Tokens that may still be generated; 0 or less: none."""
+    limit = context_limit(args, evaluation)
+    room = None if limit is None else limit - len(sample.tokens)
+    left = None if max_new_tokens is None else max_new_tokens - sample.response_length
+    budgets = [value for value in (room, left) if value is not None]
+    if not budgets:
+        raise ValueError("the response has no limit: give --rollout-max-response-len or --rollout-max-context-len")
+    return min(budgets)
+
+
+def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:
+    """Body of `/generate` that starts or continues this sample."""
+    payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}
+    images = (sample.multimodal_inputs or {}).get("images")
+    if images and sample.response_length == 0:
+        payload["text"] = sample.prompt
+        payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
+    else:
+        payload["input_ids"] = list(sample.tokens)
+        if images:
+            payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
+    if args.use_rollout_routing_replay:
+        payload["return_routed_experts"] = True
+    return payload
+
+
+def request_headers(args, sample: Sample) -> dict[str, str] | None:
+    """The routing key, where the router's policy honours it."""
+    if args.router_policy == "consistent_hashing" and sample.session_id:
+        return {"X-SMG-Routing-Key": sample.session_id}
+    return None
+
+
+def mark_prompt_too_long(args, state: GenerateState, sample: Sample, evaluation: bool) -> None:
+    """The prompt leaves no room for a response: FAILED with reward 0; training drops its group."""
+    limit = context_limit(args, evaluation)
+    logger.warning("sample %s: prompt of %d tokens leaves no room in a context of %s: skipped", sample.index, len(sample.tokens), limit)
+    key = (args.eval_reward_key or args.reward_key) if evaluation else args.reward_key
+    sample.status, sample.remove_sample = Sample.Status.FAILED, True
+    sample.reward = {key: 0.0} if key else 0.0
+    sample.metadata["generate_error"] = PROMPT_TOO_LONG
+    if not evaluation:
+        state.counters[PROMPT_TOO_LONG] += 1

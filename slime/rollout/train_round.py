@@ -1,0 +1,250 @@
+"""One training round: keep asking for groups until enough passed the filter, then stop the rest.
+
+Invariants: exactly --rollout-batch-size groups are kept, sorted by the index of their first sample; every group taken
+from the data source ends kept, filtered, failed, or back in the buffer, and is counted; an error leaves no running task.
+Does not know how a group is generated or what the filter looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from slime.rollout import generation
+from slime.rollout.base_types import RolloutFnTrainOutput, leaves_of
+from slime.rollout.engine_control import abort_all
+from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.request import PROMPT_TOO_LONG
+from slime.utils.misc import load_hook
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+ABORT_GRACE_S = 30.0
+
+
+class TrainRound:
+    """State of one round; `run` returns its output."""
+
+    def __init__(self, args, rollout_id: int, data_source) -> None:
+        self.args, self.rollout_id, self.data_source = args, rollout_id, data_source
+        self.target = args.rollout_batch_size
+        self.fetch_size = args.over_sampling_batch_size or self.target
+        if self.fetch_size < self.target:
+            raise ValueError(
+                f"--over-sampling-batch-size {self.fetch_size} must be at least --rollout-batch-size {self.target}"
+            )
+        self.state = GenerateState(args)
+        self.filter: Callable | None = None
+        if args.dynamic_sampling_filter_path:
+            self.filter = load_hook(args.dynamic_sampling_filter_path, "dynamic_sampling_filter_path")
+        self.kept: list[list] = []
+        self.all_groups: list[list] = []
+        self.surplus: list[list] = []
+        self.dropped = MetricGatherer()
+        self.num_dropped = 0
+        self.origin: dict[asyncio.Task, list[Sample]] = {}
+
+    async def run(self) -> RolloutFnTrainOutput:
+        self.state.reset()
+        self.state.rollout_id = self.rollout_id
+        self.state.progress.set_total("generate", self.target)
+        try:
+            while len(self.kept) < self.target:
+                while self.state.remaining_batch_size < self.target:
+                    self._submit()
+                done, self.state.pendings = await asyncio.wait(self.state.pendings, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=self._order):
+                    self._take(task)
+            leftovers = await self._stop_rest()
+        except BaseException:
+            await self._cancel_all()
+            raise
+        return self._finish(leftovers)
+
+    def _order(self, task: asyncio.Task) -> int:
+        return leaves_of(self.origin[task])[0].index or 0
+
+    def _submit(self) -> None:
+        groups = self.data_source.get_samples(self.fetch_size)
+        if not groups:
+            raise RuntimeError(
+                f"round {self.rollout_id}: the data source has no more prompts after {len(self.kept)} of {self.target} groups"
+            )
+        for group in groups:
+            call = generation.generate_and_rm_group(self.args, group, dict(self.state.sampling_params))
+            task = asyncio.ensure_future(call)
+            self.origin[task] = group
+            self.state.pendings.add(task)
+        self.state.remaining_batch_size += len(groups)
+
+    # ---- finished groups -------------------------------------------------------------------------------------------
+
+    def _take(self, task: asyncio.Task) -> None:
+        group = task.result()
+        size = self.args.n_samples_per_prompt
+        assert len(group) == size, f"a group came back with {len(group)} entries, --n-samples-per-prompt is {size}"
+        if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves_of(group)):
+            self._drop(group, PROMPT_TOO_LONG, "failed")
+            return
+        if any(leaf.status == Sample.Status.ABORTED for leaf in leaves_of(group)):
+            self._retry(group)
+            return
+        self.all_groups.append(group)
+        verdict = call_dynamic_filter(self.filter, self.args, group)
+        insufficient = self.state.remaining_batch_size <= self.target
+        if not verdict.keep and not (verdict.keep_when_insufficient and insufficient):
+            self._drop(group, verdict.reason, "filtered")
+        elif len(self.kept) < self.target:
+            self.kept.append(group)
+            self.state.progress.add("generate", 1)
+        else:
+            self.surplus.append(group)
+
+    def _drop(self, group: list, reason: str | None, outcome: str) -> None:
+        self.state.remaining_batch_size -= 1
+        self.num_dropped += 1
+        self.dropped.on_dynamic_filter_drop(reason)
+        self.data_source.mark_finished(group, outcome)
+        limit = max(20 * self.fetch_size, 2 * len(self.data_source))
+        if not self.kept and self.num_dropped >= limit:
+            raise RuntimeError(
+                f"round {self.rollout_id}: {self.num_dropped} groups in a row were dropped and none kept, reasons "
+                f"{self.dropped.collect()}; check the reward, --dynamic-sampling-filter-path and the prompt lengths"
+            )
+
+    def _retry(self, group: list) -> None:
+        """A group aborted from outside while the round goes on (a paused engine) is continued."""
+        self.state.remaining_batch_size -= 1
+        self.state.counters["aborted_outside"] += 1
+        self.data_source.add_samples([self._for_buffer(group)])
+
+    # ---- end of the round ------------------------------------------------------------------------------------------
+
+    async def _stop_rest(self) -> list[list]:
+        """Abort what still runs; returns the groups to put back."""
+        if not self.state.pendings:
+            self.state.aborted = True
+            return []
+        await abort(self.args, self.rollout_id)
+        return [self._leftover(task) for task in sorted(self.state.pendings, key=self._order)]
+
+    def _leftover(self, task: asyncio.Task) -> list:
+        """What a stopped task leaves; a group whose task failed or was cancelled starts again from its prompts."""
+        if not task.cancelled() and task.exception() is None:
+            return task.result()
+        if not task.cancelled():
+            logger.warning("a surplus group failed while the round ended: %r", task.exception())
+        group = self.origin[task]
+        for leaf in leaves_of(group):
+            if leaf.status not in generation.FINISHED:
+                leaf.reset_response()
+        return group
+
+    async def _cancel_all(self) -> None:
+        """After an error: cancel and await every task, free the engines, make the state ready for the next round."""
+        tasks = list(self.state.pendings)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.state.reset()
+
+    def _finish(self, leftovers: list[list]) -> RolloutFnTrainOutput:
+        assert len(self.kept) == self.target, f"{len(self.kept)} groups kept, {self.target} wanted"
+        args, counters = self.args, self.state.counters
+        self.kept.sort(key=_first_index)
+        self.all_groups.sort(key=_first_index)
+        self._check_not_all_failed()
+        self.surplus += [group for group in leftovers if _is_finished(group)]
+        leftovers = [group for group in leftovers if not _is_finished(group)]
+        metrics = self._metrics(leftovers, dict(counters))
+        self.state.reset()
+        self.data_source.add_samples([self._for_buffer(group) for group in sorted(self.surplus + leftovers, key=_first_index)])
+        self.data_source.mark_delivered(self.kept, self.rollout_id)
+        if args.rollout_sample_filter_path:
+            load_hook(args.rollout_sample_filter_path, "rollout_sample_filter_path")(args, self.kept)
+        if args.rollout_all_samples_process_path:
+            hook = load_hook(args.rollout_all_samples_process_path, "rollout_all_samples_process_path")
+            hook(args, self.all_groups, CallableSource(self.data_source))
+        return RolloutFnTrainOutput(samples=self.kept, metrics=metrics)
+
+    def _for_buffer(self, group: list) -> list:
+        """A group as it goes back: what may be continued later stays, everything else starts from its prompt.
+
+        Finished groups keep their responses. Without --partial-rollout an unfinished group starts again as a whole.
+        """
+        leaves = leaves_of(group)
+        if _is_finished(group):
+            return group
+        if self.args.partial_rollout and all(isinstance(item, Sample) for item in group):
+            for leaf in leaves:
+                if leaf.metadata.get("reward_error"):
+                    leaf.reset_response()
+                if leaf.response_length > 0:
+                    leaf.metadata.setdefault("start_rollout_id", self.rollout_id)
+            return group
+        firsts = [leaves_of(item)[0] for item in group]
+        for leaf in firsts:
+            leaf.reset_response()
+        return firsts
+
+    def _check_not_all_failed(self) -> None:
+        leaves = leaves_of(self.kept)
+        if self.state.first_failure and all(leaf.metadata.get("reward_error") for leaf in leaves):
+            raise RuntimeError(
+                f"round {self.rollout_id}: the reward of all {len(leaves)} samples failed; the first one:\n{self.state.first_failure}"
+            )
+
+    def _metrics(self, leftovers: list[list], counters: dict[str, int]) -> dict[str, Any]:
+        names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations", "aborted_outside")
+        metrics = self.dropped.collect() | {"rollout/reward_failed": 0}
+        metrics |= {f"rollout/{name}": counters[name] for name in names if name in counters}
+        if self.surplus:
+            metrics["rollout/surplus_groups"] = len(self.surplus)
+        if leftovers:
+            metrics["rollout/aborted_groups"] = len(leftovers)
+        return metrics
+
+
+async def abort(args, rollout_id: int) -> None:
+    """Stop all unfinished samples of a training round and wait until their tasks have ended."""
+    state = GenerateState(args)
+    assert not state.aborted, "abort was called twice in one round"
+    state.aborted = True
+    for task in list(state.reward_tasks):
+        task.cancel()
+    await abort_all(args)
+    for task in list(state.reward_tasks):
+        task.cancel()
+    if not state.pendings:
+        return
+    _, late = await asyncio.wait(state.pendings, timeout=ABORT_GRACE_S)
+    if late:
+        logger.warning("round %d: %d groups did not stop %.0f s after the abort: cancelled", rollout_id, len(late), ABORT_GRACE_S)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*state.pendings, return_exceptions=True)
+
+
+class CallableSource:
+    """The data source as the all-samples hook gets it: an object, and callable as its `get_samples`."""
+
+    def __init__(self, source) -> None:
+        self._source = source
+
+    def __call__(self, num_samples: int) -> list[list[Sample]]:
+        return self._source.get_samples(num_samples)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def _first_index(group: list) -> int:
+    return leaves_of(group)[0].index or 0
+
+
+def _is_finished(group: list) -> bool:
+    return all(leaf.status in generation.FINISHED for leaf in leaves_of(group))

@@ -1,0 +1,282 @@
+"""Prompt files: rows of JSONL or Parquet, slices, and the way from a row to a `Sample`.
+
+Invariants: rows keep the file's order; a row that cannot be used stops the run with `file:line` (nothing is skipped
+silently); dropped long prompts are counted. Does not know epochs, shuffling or groups: see `slime.rollout.data_source`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime.utils.processing_utils import encode_prompt, extract_media, place_media, render_chat
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+Row = tuple[str, dict[str, Any]]  # ("file:line", row)
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def parse_data_path(path: str) -> tuple[str, slice | None]:
+    """Split off the `@[a:b]` suffix.
+
+    >>> parse_data_path("a.jsonl@[-3:]")
+    ('a.jsonl', slice(-3, None, None))
+    """
+    match = re.fullmatch(r"(.*)@\[(-?\d*):(-?\d*)\]", path)
+    if match is None:
+        if "@[" in path:
+            raise ValueError(f"data path {path!r}: the slice suffix must look like @[a:b]")
+        return path, None
+    start, stop = (int(text) if text not in ("", "-") else None for text in match.groups()[1:])
+    return match.group(1), slice(start, stop)
+
+
+def read_rows(path: str) -> Iterator[Row]:
+    """Rows of `path[@[a:b]]` with their location; lazy unless the slice has a negative bound.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: wrong extension, or a broken row (names file and line).
+    """
+    file, part = parse_data_path(path)
+    if not os.path.isfile(file):
+        raise FileNotFoundError(f"prompt data {file} does not exist")
+    extension = os.path.splitext(file)[1]
+    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    if extension not in readers:
+        raise ValueError(f"prompt data {file}: extension {extension!r} is not supported, expected .jsonl or .parquet")
+    rows = readers[extension](file)
+    if part is None:
+        return rows
+    if (part.start or 0) >= 0 and (part.stop or 0) >= 0:
+        return itertools.islice(rows, part.start, part.stop)
+    return iter(list(rows)[part])
+
+
+def _read_jsonl(file: str) -> Iterator[Row]:
+    with open(file, "rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            location = f"{file}:{number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if not line:
+                    continue
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{location}: not a JSON object in UTF-8: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{location}: expected a JSON object, found {type(row).__name__}")
+            yield location, row
+
+
+def _read_parquet(file: str) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ImportError(f"reading {file} needs pyarrow: pip install pyarrow") from error
+    number = 0
+    with parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{file}:{number}", row
+
+
+# ---- row -> Sample -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How a row becomes a Sample: keys, template, limit. Field names are those of the flags."""
+
+    input_key: str = "input"
+    label_key: str | None = None
+    metadata_key: str = "metadata"
+    tool_key: str = "tools"
+    multimodal_keys: dict[str, str] | None = None
+    apply_chat_template: bool = False
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    max_prompt_len: int | None = None
+    strict: bool = False  # no auto-detection of keys
+
+    @classmethod
+    def from_args(cls, args) -> RowFormat:
+        return cls(
+            input_key=args.input_key,
+            label_key=args.label_key,
+            metadata_key=args.metadata_key,
+            tool_key=args.tool_key,
+            multimodal_keys=args.multimodal_keys,
+            apply_chat_template=args.apply_chat_template,
+            apply_chat_template_kwargs=args.apply_chat_template_kwargs or {},
+            max_prompt_len=args.rollout_max_prompt_len,
+            strict=args.strict_args,
+        )
+
+    def detect_keys(self, row: dict[str, Any]) -> RowFormat:
+        """Fill in the usual key names when the default ones are absent from the first row; says so."""
+        found = self
+        if self.strict:
+            return found
+        if self.input_key == "input" and "input" not in row:
+            key = next((k for k in ("prompt", "messages") if k in row), None)
+            if key is not None:
+                logger.info("--input-key not given and rows have no 'input': using %r", key)
+                found = replace(found, input_key=key)
+        if self.label_key is None and "label" in row:
+            logger.info("--label-key not given: using 'label'")
+            found = replace(found, label_key="label")
+        return found
+
+
+def row_to_sample(row: dict[str, Any], location: str, fmt: RowFormat, tokenizer=None, processor=None) -> Sample:
+    """One row as a pending Sample (no group, no index).
+
+    Raises:
+        ValueError: a key is absent or a value has the wrong kind; names the flag, the key and `file:line`.
+    """
+    prompt = _messages_or_text(_value(row, fmt.input_key, "--input-key", location), location)
+    if isinstance(prompt, str) and (fmt.apply_chat_template or fmt.multimodal_keys):
+        prompt = [{"role": "user", "content": prompt}]
+    metadata = dict(_metadata(row, fmt, location))
+    tools = _tools(row, fmt, location)
+    if tools is not None:
+        metadata["tools"] = tools
+    media = None
+    if fmt.multimodal_keys:
+        prompt = place_media(prompt, {kind: row.get(key) for kind, key in fmt.multimodal_keys.items()})
+        media = extract_media(prompt) if processor is not None else None
+    label = None if fmt.label_key is None else _value(row, fmt.label_key, "--label-key", location)
+    if fmt.apply_chat_template:
+        prompt = _render(processor or tokenizer, prompt, tools, fmt, location)
+    return Sample(
+        prompt=prompt,
+        label=label,
+        metadata=metadata,
+        multimodal_inputs=media,
+        apply_chat_template_kwargs=dict(fmt.apply_chat_template_kwargs),
+    )
+
+
+def _value(row: dict, key: str, flag: str, location: str) -> Any:
+    if key not in row:
+        raise ValueError(f"{location}: no key {key!r} ({flag}); the row has {sorted(row)}")
+    return row[key]
+
+
+def _messages_or_text(prompt: Any, location: str) -> str | list[dict]:
+    if isinstance(prompt, str):
+        return prompt
+    is_messages = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m for m in prompt)
+    if not is_messages:
+        raise ValueError(f"{location}: a prompt must be text or a non-empty list of messages with a role, found {prompt!r:.200}")
+    return [
+        {key: value for key, value in message.items() if value is not None or key == "content"}
+        for message in prompt
+    ]
+
+
+def _metadata(row: dict, fmt: RowFormat, location: str) -> dict:
+    metadata = row.get(fmt.metadata_key)
+    if isinstance(metadata, str) and metadata:
+        metadata = json.loads(metadata)
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError(f"{location}: {fmt.metadata_key!r} (--metadata-key) must be an object, found {metadata!r:.200}")
+    return metadata or {}
+
+
+def _tools(row: dict, fmt: RowFormat, location: str) -> list | None:
+    tools = row.get(fmt.tool_key)
+    if isinstance(tools, str):
+        tools = json.loads(tools) if tools.strip() else None
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError(f"{location}: {fmt.tool_key!r} (--tool-key) must be a list, found {tools!r:.200}")
+    return tools
+
+
+def _render(tokenizer, messages: list[dict], tools: list | None, fmt: RowFormat, location: str) -> str:
+    try:
+        return render_chat(tokenizer, messages, tools, fmt.apply_chat_template_kwargs)
+    except Exception as error:
+        raise ValueError(f"{location}: the chat template failed: {error}") from error
+
+
+# ---- whole sets ----------------------------------------------------------------------------------------------------
+
+
+def iter_samples(path: str, fmt: RowFormat, tokenizer=None, processor=None) -> Iterator[Sample]:
+    """Samples of the rows of `path`, one by one, keys detected on the first row."""
+    for number, (location, row) in enumerate(read_rows(path)):
+        if number == 0:
+            fmt = fmt.detect_keys(row)
+        yield row_to_sample(row, location, fmt, tokenizer, processor)
+
+
+class PromptSet:
+    """All prompts of one file in order, too long ones dropped.
+
+    `num_too_long` counts the dropped ones; `sample(n)` returns the next n (wrapping around).
+    """
+
+    def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> None:
+        samples = list(iter_samples(path, fmt, tokenizer, processor))
+        num_rows = len(samples)
+        self.samples = _drop_long(samples, fmt, tokenizer, processor, num_workers)
+        self.num_too_long = num_rows - len(self.samples)
+        self._position = 0
+        if self.num_too_long:
+            logger.warning("%s: dropped %d of %d prompts longer than %d tokens", path, self.num_too_long, num_rows, fmt.max_prompt_len)
+        if not self.samples:
+            raise ValueError(
+                f"{path} holds no usable prompt: {num_rows} rows after the slice, {self.num_too_long} of them longer than "
+                f"{fmt.max_prompt_len} tokens (--rollout-max-prompt-len); check the file, the slice and the limit"
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def sample(self, num_samples: int) -> list[Sample]:
+        """The next `num_samples` prompts in file order."""
+        picked = [self.samples[(self._position + i) % len(self)] for i in range(num_samples)]
+        self._position = (self._position + num_samples) % len(self)
+        return picked
+
+
+def prompt_token_count(sample: Sample, tokenizer, processor=None) -> int:
+    """Tokens of the prompt as the engine will see it (message lists rendered, media expanded)."""
+    text = sample.prompt
+    if not isinstance(text, str):
+        text = render_chat(tokenizer, text, sample.metadata.get("tools"), sample.apply_chat_template_kwargs)
+    if sample.multimodal_inputs and processor is not None:
+        from slime.utils.processing_utils import build_processor_kwargs
+
+        return int(processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs))["input_ids"].shape[-1])
+    return len(encode_prompt(tokenizer, text))
+
+
+def _drop_long(samples: list[Sample], fmt: RowFormat, tokenizer, processor, num_workers: int) -> list[Sample]:
+    if fmt.max_prompt_len is None or not samples:
+        return samples
+
+    def fits(sample: Sample) -> bool:
+        return prompt_token_count(sample, tokenizer, processor) <= fmt.max_prompt_len
+
+    if num_workers > 0:
+        with ThreadPoolExecutor(num_workers) as pool:
+            keep = list(pool.map(fits, samples, chunksize=64))
+    else:
+        keep = [fits(sample) for sample in samples]
+    return [sample for sample, kept in zip(samples, keep, strict=True) if kept]

@@ -1,0 +1,209 @@
+"""HTTP client of the rollout side, and probing of hosts and ports.
+
+Invariants: only failures that a later attempt can cure are repeated (no connection, 429, 502, 503), within a budget
+of attempts and a deadline; any other status of 400 and more raises at once with the body. System proxies are never
+used. One session per event loop. Knows nothing about engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import socket
+import time
+import weakref
+from typing import Any
+
+RETRIED_STATUS = (429, 502, 503)
+MAX_BACKOFF_S = 2.0
+CONNECT_TIMEOUT_S = 30.0
+
+_sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+_deadline_s = 14400.0
+
+
+class HTTPStatusError(RuntimeError):
+    """The server answered with an error status that is not worth repeating."""
+
+    def __init__(self, method: str, url: str, status: int, body: str) -> None:
+        super().__init__(f"{method} {url} answered {status}: {body[:2000]}")
+        self.status, self.body, self.url = status, body, url
+
+
+def init_http_client(args) -> None:
+    """Take the deadline of one request, retries included, from --sglang-router-request-timeout-secs."""
+    global _deadline_s
+    _deadline_s = float(args.sglang_router_request_timeout_secs)
+
+
+async def post(
+    url: str, payload: Any = None, max_retries: int = 60, headers: dict | None = None, deadline_s: float | None = None
+) -> Any:
+    """POST JSON and return the decoded body (text if it is not JSON).
+
+    Args:
+        max_retries: attempts in total; `deadline_s` bounds them together (default: `init_http_client`).
+
+    Raises:
+        HTTPStatusError: an error status that is not repeated. RuntimeError: budget used up; names the last evidence.
+    """
+    return await _request("POST", url, payload, max_retries, headers, deadline_s)
+
+
+async def get(url: str, max_retries: int = 1, headers: dict | None = None, deadline_s: float | None = None) -> Any:
+    """GET and return the decoded body; one attempt unless told otherwise."""
+    return await _request("GET", url, None, max_retries, headers, deadline_s)
+
+
+async def _request(method: str, url: str, payload, max_retries: int, headers, deadline_s: float | None) -> Any:
+    import aiohttp
+
+    budget_s = _deadline_s if deadline_s is None else deadline_s
+    started, last = time.monotonic(), "no attempt"
+    for attempt in range(max(1, max_retries)):
+        left_s = budget_s - (time.monotonic() - started)
+        if left_s <= 0:
+            break
+        try:
+            status, body = await asyncio.wait_for(_exchange(method, url, payload, headers), left_s)
+        except asyncio.TimeoutError:
+            last = f"no answer within {budget_s:.0f} s"
+            break
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
+            last = f"{type(error).__name__}: {error}"
+        else:
+            if status < 400:
+                return _decode(body)
+            if status not in RETRIED_STATUS:
+                raise HTTPStatusError(method, url, status, body)
+            last = f"status {status}: {body[:500]}"
+        if attempt + 1 < max_retries:
+            await asyncio.sleep(min(MAX_BACKOFF_S, 0.05 * 2**attempt, max(0.0, left_s)))
+    elapsed = time.monotonic() - started
+    raise RuntimeError(f"{method} {url} failed: {attempt + 1} attempts in {elapsed:.1f} s (budget {budget_s:.0f} s), last: {last}")
+
+
+async def _exchange(method: str, url: str, payload, headers) -> tuple[int, str]:
+    async with get_session().request(method, url, json=payload, headers=headers) as response:
+        return response.status, await response.text()
+
+
+def _decode(body: str) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body
+
+
+def get_session():
+    """The aiohttp session of the running loop: no proxies, no total timeout, no connection limit."""
+    import aiohttp
+
+    loop = asyncio.get_running_loop()
+    session = _sessions.get(loop)
+    if session is None or session.closed:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=False, read_bufsize=1 << 20
+        )
+        if not _sessions:
+            atexit.register(_close_sessions_at_exit)
+        _sessions[loop] = session
+    return session
+
+
+def _close_sessions_at_exit() -> None:
+    for loop, session in list(_sessions.items()):
+        if loop.is_running():
+            asyncio.run_coroutine_threadsafe(session.close(), loop).result(timeout=2)
+        elif not loop.is_closed():
+            session.detach()
+
+
+async def close_session() -> None:
+    """Close the session of the running loop, if there is one."""
+    session = _sessions.pop(asyncio.get_running_loop(), None)
+    if session is not None:
+        await session.close()
+
+
+# ---- hosts and ports -----------------------------------------------------------------------------------------------
+
+
+class HeldPort:
+    """A free port that stays bound until `release`, so that no other process takes it meanwhile."""
+
+    def __init__(self, host: str = "127.0.0.1", candidates: range | None = None) -> None:
+        self.host = host
+        self._socket = _bind_first(host, candidates)
+        self.port: int = self._socket.getsockname()[1]
+
+    def release(self) -> int:
+        """Let the port go (just before the server binds it) and return it."""
+        self._socket.close()
+        return self.port
+
+    def __enter__(self) -> HeldPort:
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self._socket.close()
+
+
+def _bind_first(host: str, candidates: range | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in candidates if candidates is not None else (0,):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.bind((host, port))
+            return sock
+        except OSError:
+            sock.close()
+    raise RuntimeError(f"no free port on {host} in {candidates}")
+
+
+def find_free_port(host: str = "127.0.0.1", candidates: range | None = None) -> int:
+    """A port that is free now; hold it with `HeldPort` where another process may be choosing too."""
+    with HeldPort(host, candidates) as held:
+        return held.port
+
+
+def is_port_open(host: str, port: int, timeout_s: float = 1.0) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def get_host_ip() -> str:
+    """Address by which other machines reach this one: SLIME_HOST_IP, a UDP probe, the host name, else loopback.
+
+    SLIME_PREFER_IPV6=1 looks for IPv6 addresses only.
+    """
+    if os.environ.get("SLIME_HOST_IP"):
+        return os.environ["SLIME_HOST_IP"]
+    v6 = os.environ.get("SLIME_PREFER_IPV6") == "1"
+    family, probe = (socket.AF_INET6, "2001:db8::1") if v6 else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((probe, 9))
+            return sock.getsockname()[0]
+    except OSError:
+        pass
+    try:
+        return socket.getaddrinfo(socket.gethostname(), None, family)[0][4][0]
+    except OSError:
+        return "::1" if v6 else "127.0.0.1"
+
+
+def format_host(host: str) -> str:
+    """The host as it stands in a URL: IPv6 addresses in brackets.
+
+    >>> format_host("::1"), format_host("10.0.0.1")
+    ('[::1]', '10.0.0.1')
+    """
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

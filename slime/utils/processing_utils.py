@@ -1,0 +1,144 @@
+"""Tokenizers, processors, chat templates and media, as the rollout side uses them.
+
+Invariants: rendered text becomes ids through `encode_prompt` alone, which yields at most one BOS token; code from a
+checkpoint is executed only when the caller asks for it. Does not know rows, samples or engines.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import os
+from typing import Any
+
+MEDIA_PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
+
+
+def load_tokenizer(path: str, **kwargs: Any):
+    """The tokenizer of a checkpoint; `trust_remote_code=True` must be asked for."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer can be loaded from {path} (--hf-checkpoint): {error}") from error
+
+
+def load_processor(path: str, **kwargs: Any):
+    """The multimodal processor of a checkpoint, or None when it has none."""
+    names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+    if not any(os.path.exists(os.path.join(path, name)) for name in names):
+        return None
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(path, **kwargs)
+    return processor if hasattr(processor, "image_processor") else None
+
+
+def render_chat(tokenizer, messages: list[dict], tools: list | None = None, template_kwargs: dict | None = None) -> str:
+    """The text the model sees for a message list, with the header of the next assistant turn.
+
+    Raises:
+        ValueError: the tokenizer has no chat template.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "a prompt is a message list, but the tokenizer of --hf-checkpoint has no chat template; use a chat model, "
+            "add chat_template.jinja to its folder, or give plain text prompts"
+        )
+    options = {"add_generation_prompt": True, **(template_kwargs or {})}
+    return tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **options)
+
+
+def encode_prompt(tokenizer, text: str) -> list[int]:
+    """Token ids of rendered or plain prompt text, with one BOS token exactly when this tokenizer puts one first."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    bos = _own_bos(tokenizer)
+    return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+
+@functools.lru_cache(maxsize=16)
+def _own_bos(tokenizer) -> int | None:
+    """The BOS id if this tokenizer puts it before a text by itself, else None."""
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return None
+    return bos if tokenizer.encode("a")[:1] == [bos] else None
+
+
+# ---- media ---------------------------------------------------------------------------------------------------------
+
+
+def place_media(messages: list[dict], media: dict[str, list]) -> list[dict]:
+    """Replace `<image>`, `<video>` and `<audio>` in string contents by the row's media, in order.
+
+    Args:
+        media: type -> items of the row. An item that is a dict is inserted as it is.
+    """
+    queues = {kind: list(items or []) for kind, items in media.items()}
+    placed = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            content = _split_content(content, queues)
+        elif not isinstance(content, list):
+            raise ValueError(f"message content is {type(content).__name__}, expected text or a list of parts")
+        placed.append({**message, "content": content})
+    left = {kind: len(items) for kind, items in queues.items() if items}
+    assert not left, f"media without a placeholder in the prompt: {left}"
+    return placed
+
+
+def _split_content(text: str, queues: dict[str, list]) -> list[dict] | str:
+    import re
+
+    kinds = {MEDIA_PLACEHOLDERS[kind]: kind for kind in queues}
+    parts: list[dict] = []
+    for piece in re.split("(" + "|".join(map(re.escape, kinds)) + ")", text) if kinds else [text]:
+        if piece in kinds:
+            kind = kinds[piece]
+            assert queues[kind], f"more {piece} placeholders than {kind} items in the row"
+            item = queues[kind].pop(0)
+            parts.append(item if isinstance(item, dict) else {"type": kind, kind: item})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def load_image(item: Any):
+    """A PIL image from a PIL image, a data URI, bare base64 or a file path."""
+    from PIL import Image
+
+    if isinstance(item, Image.Image):
+        return item
+    if isinstance(item, dict) and item.get("bytes"):
+        return Image.open(io.BytesIO(item["bytes"])).convert("RGB")
+    if isinstance(item, str) and os.path.exists(item):
+        return Image.open(item).convert("RGB")
+    if isinstance(item, str):
+        payload = item.split(",", 1)[1] if item.startswith("data:") else item
+        return Image.open(io.BytesIO(base64.b64decode(payload))).convert("RGB")
+    raise ValueError(f"cannot read an image from {type(item).__name__}")
+
+
+def extract_media(messages: list[dict]) -> dict[str, list] | None:
+    """`{"images": [...], "videos": [...]}` of the parts of a message list (None entries where a kind is absent)."""
+    parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
+    images = [load_image(part["image"]) for part in parts if part.get("type") == "image"]
+    videos = [part["video"] for part in parts if part.get("type") == "video"]
+    return {"images": images or None, "videos": videos or None} if images or videos else None
+
+
+def build_processor_kwargs(multimodal_inputs: dict | None) -> dict[str, Any]:
+    """Keyword arguments of a processor call for these media."""
+    kwargs = {key: value for key, value in (multimodal_inputs or {}).items() if value is not None}
+    kwargs["return_tensors"] = "pt"
+    return kwargs
+
+
+def encode_image_for_rollout_engine(image) -> str:
+    """A PIL image as a PNG data URI, the form `/generate` takes in `image_data`."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
