@@ -1,0 +1,66 @@
+"""Call a user's reward hook in whichever documented form it has.
+
+Forms, told apart by signature: `(args, sample, ...)`, `(args, samples, ...)` and a class with
+`__init__(model_path)` and `compute_reward(prompts, responses) -> list`. Functions may be async or plain; plain ones run
+in a thread so that they do not hold up generation. A hook is never called with an empty list; a class is built once
+per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+
+from slime.utils.hook_forms import accepted_keywords, reward_form
+from slime.utils.misc import load_hook
+
+_build_lock = threading.Lock()
+
+
+async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
+    """Return one reward per sample from the hook at `path`.
+
+    Raises:
+        ValueError: a batch hook returned another number of rewards; the path is named.
+    """
+    if not samples:
+        return []
+    hook = load_hook(path, "custom_rm_path")
+    form = reward_form(hook)
+    if form == "single":
+        return await asyncio.gather(
+            *(_call(hook, args, sample, **accepted_keywords(hook, kwargs)) for sample in samples)
+        )
+    if form == "class":
+        scorer = await asyncio.to_thread(_instance, hook, _model_path(args))
+        rewards = await _call(scorer.compute_reward, [s.prompt for s in samples], [s.response for s in samples])
+    else:
+        rewards = await _call(hook, args, samples, **accepted_keywords(hook, kwargs))
+    if not hasattr(rewards, "__len__") or len(rewards) != len(samples):
+        raise ValueError(
+            f"--custom-rm-path {path} returned {rewards!r:.200} for {len(samples)} samples, expected one each"
+        )
+    return list(rewards)
+
+
+async def _call(function, *arguments, **kwargs):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):
+        return await function(*arguments, **kwargs)
+    result = await asyncio.to_thread(function, *arguments, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _instance(cls: type, model_path: str):
+    with _build_lock:
+        return _build(cls, model_path)
+
+
+@functools.cache
+def _build(cls: type, model_path: str):
+    return cls(model_path)
+
+
+def _model_path(args) -> str | None:
+    return args.rm_model_path or args.rm_url or args.hf_checkpoint

@@ -1,0 +1,23 @@
+"""The `remote_rm` reward type: ask a reward service over HTTP.
+
+POST {"prompt", "response", "label"} to `--rm-url`; the decoded JSON body is the reward (a number or a dict). Connection
+errors and busy answers are tried again within the time limit, other errors are raised at once.
+"""
+
+from __future__ import annotations
+
+from slime.utils.http_utils import post
+
+MAX_ATTEMPTS = 10
+
+
+async def remote_rm(args, sample):
+    """Return the service's verdict on one sample.
+
+    Raises:
+        ValueError: no --rm-url. HTTPStatusError, RuntimeError: as `http_utils.post`.
+    """
+    if not args.rm_url:
+        raise ValueError("--rm-type remote_rm needs --rm-url")
+    payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+    return await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=args.rm_timeout)
