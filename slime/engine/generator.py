@@ -1,0 +1,167 @@
+"""One step of generation: read prompts or last tokens, sample, decide which rows are finished.
+
+Owns the running batch and the cache contents, in step with each other. Invariant: after `prefill` and `decode` every
+running row has exactly one sampled token that is not in the cache yet. Does not know queues, pauses or threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from slime.engine import sampler
+from slime.engine.batch import RunningBatch
+from slime.engine.kv_cache import KVCache
+from slime.engine.model import Model
+from slime.engine.requests import Request
+from slime.engine.tokenizer import EngineTokenizer, find_stop
+
+LOGIT_ROWS = 512
+"""Prompt positions whose logits are held at once when prompt log-probs are asked for."""
+
+
+class Generator:
+    """The model with its running requests."""
+
+    def __init__(self, model: Model, cache: KVCache, tokenizer: EngineTokenizer, max_rows: int):
+        self.model, self.cache, self.tokenizer = model, cache, tokenizer
+        self.batch = RunningBatch(max_rows)
+
+    def prefill(self, requests: list[Request]) -> dict[int, dict]:
+        """Start requests: read prompt and earlier output, sample one token. Returns finish reasons by row."""
+        batch, device = self.batch, self.model.device
+        sequences = [request.prompt_ids + request.output_ids for request in requests]
+        lengths = [len(ids) for ids in sequences]
+        padded = np.zeros((len(requests), max(lengths)), dtype=np.int64)
+        for i, ids in enumerate(sequences):
+            padded[i, : len(ids)] = ids
+        first = batch.size
+        for request in requests:
+            batch.add(request)
+        tokens = torch.from_numpy(padded).to(device)
+        hidden = self.model.prefill(tokens, first)
+        for i, request in enumerate(requests):
+            if request.needs_input_logprobs and not request.input_logprobs:
+                self._score_prompt(request, tokens[i], hidden[i])
+        scored_only = {
+            first + i: {"type": "length", "length": 0}
+            for i, request in enumerate(requests)
+            if request.params.max_new_tokens == 0
+        }
+        if len(scored_only) == len(requests):
+            return scored_only
+        assert not scored_only, "requests without output tokens are prefilled apart"
+        last = torch.tensor(lengths, device=device) - 1
+        return self._sample(self.model.logits(hidden[torch.arange(len(requests), device=device), last]), first)
+
+    def decode(self) -> dict[int, dict]:
+        """Advance all running rows by one token. Returns finish reasons by row."""
+        batch, device = self.batch, self.model.device
+        lengths = batch.length[: batch.size]
+        tokens = torch.from_numpy(batch.last_token[: batch.size]).to(device)
+        positions = torch.from_numpy(lengths).to(device)
+        hidden = self.model.decode(tokens, positions, int(lengths.max()) + 1)
+        lengths += 1
+        return self._sample(self.model.logits(hidden), 0)
+
+    def remove(self, rows: list[int]) -> None:
+        """Forget rows; the caller has flushed them."""
+        movers, holes = self.batch.remove(rows)
+        if holes:
+            self.cache.move_rows(movers, holes, int(self.batch.length[holes].max()))
+
+    def _sample(self, logits: torch.Tensor, first: int) -> dict[int, dict]:
+        """Sample a token for rows first.. from logits [rows, V] and record it."""
+        batch = self.batch
+        rows = slice(first, first + logits.shape[0])
+        if batch.adjusted[rows].any():
+            self._adjust(logits, rows)
+        log_probs = sampler.log_probabilities(logits, batch.temperature[rows])
+        greedy = batch.greedy[rows]
+        uniforms = None if greedy.all() else sampler.uniform(batch.seed[rows], batch.generated[rows])
+        tokens = sampler.draw(log_probs, uniforms, greedy)
+        filtered = np.flatnonzero(batch.filtered[rows] & ~greedy)
+        if len(filtered):
+            at = torch.from_numpy(filtered).to(logits.device)
+            columns = (column[rows][filtered] for column in (batch.top_p, batch.top_k, batch.min_p))
+            tokens[at] = sampler.draw_filtered(log_probs[at], uniforms[filtered], *columns)
+        chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+        if batch.wants_top[rows].any():
+            self._record_top(log_probs, rows)
+        batch.record(first, tokens.cpu().numpy(), chosen.cpu().numpy())
+        return self._finished(rows)
+
+    def _finished(self, rows: slice) -> dict[int, dict]:
+        batch = self.batch
+        reasons: dict[int, dict] = {}
+        if batch.has_stop_strings[rows].any():
+            reasons.update(self._stop_string_matches(rows))
+        for row in np.flatnonzero(batch.generated[rows] >= batch.max_new[rows]) + rows.start:
+            reasons.setdefault(int(row), {"type": "length", "length": int(batch.max_new[row])})
+        stopped = (batch.last_token[rows, None] == batch.stop_ids[rows]).any(1)
+        for row in np.flatnonzero(stopped) + rows.start:
+            reasons[int(row)] = {"type": "stop", "matched": int(batch.last_token[row])}
+        return reasons
+
+    def _stop_string_matches(self, rows: slice) -> dict[int, dict]:
+        batch = self.batch
+        with_stops = (np.flatnonzero(batch.has_stop_strings[rows]) + rows.start).tolist()
+        params = [batch.requests[row].params for row in with_stops]
+        tails = [batch.tail(row, self.tokenizer.stop_window(p)) for row, p in zip(with_stops, params, strict=True)]
+        reasons = {}
+        for skip in (True, False):
+            chosen = [i for i, p in enumerate(params) if p.skip_special_tokens == skip]
+            texts = self.tokenizer.decode_batch([tails[i] for i in chosen], skip) if chosen else []
+            for i, text in zip(chosen, texts, strict=True):
+                matched = find_stop(text, params[i].stop)
+                if matched is not None:
+                    reasons[with_stops[i]] = {"type": "stop", "matched": matched}
+        return reasons
+
+    def _adjust(self, logits: torch.Tensor, rows: slice) -> None:
+        """Apply penalties and min_new_tokens in place (row by row: few requests use them)."""
+        batch = self.batch
+        for row in np.flatnonzero(batch.adjusted[rows]) + rows.start:
+            line, request = logits[row - rows.start], batch.requests[row]
+            params = request.params
+            if params.is_penalised:
+                output = batch.tail(row, int(batch.generated[row]))
+                penalise(line, request.prompt_ids, output, params)
+            if batch.generated[row] < batch.min_new[row] and request.stop_ids:
+                line[list(request.stop_ids)] = -torch.inf
+
+    def _record_top(self, log_probs: torch.Tensor, rows: slice) -> None:
+        for row in np.flatnonzero(self.batch.wants_top[rows]) + rows.start:
+            request = self.batch.requests[row]
+            request.output_top.append(top_pairs(log_probs[row - rows.start], request.top_logprobs_num))
+
+    def _score_prompt(self, request: Request, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Fill in log-probs of the prompt tokens from logprob_start_len on; the first has none."""
+        start, end = request.logprob_start_len, len(request.prompt_ids)
+        request.input_logprobs, request.input_top = [None], [None]
+        for low in range(start, end - 1, LOGIT_ROWS):
+            high = min(low + LOGIT_ROWS, end - 1)
+            log_probs = self.model.logits(hidden[low:high]).log_softmax(-1)
+            targets = tokens[low + 1 : high + 1]
+            request.input_logprobs += log_probs.gather(1, targets[:, None])[:, 0].tolist()
+            if request.top_logprobs_num:
+                request.input_top += [top_pairs(line, request.top_logprobs_num) for line in log_probs]
+
+
+def top_pairs(log_probs: torch.Tensor, count: int) -> list[tuple[float, int]]:
+    """Return the `count` most likely (log-prob, token id) of one row."""
+    values, ids = log_probs.topk(min(count, log_probs.shape[-1]))
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
+
+
+def penalise(line: torch.Tensor, prompt: list[int], output: list[int], params) -> None:
+    """Apply repetition (prompt and output), frequency and presence (output) penalties to logits [V] in place."""
+    device = line.device
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*prompt, *output}), device=device)
+        values = line[seen]
+        factor = params.repetition_penalty
+        line[seen] = torch.where(values > 0, values / factor, values * factor)
+    if output and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = torch.tensor(output, device=device).unique(return_counts=True)
+        line[ids] -= params.frequency_penalty * counts + params.presence_penalty

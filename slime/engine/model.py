@@ -1,0 +1,111 @@
+"""Forward pass of a dense decoder (Llama, Qwen2, Qwen3) over the slot cache: prefill of new rows, decode of all rows.
+
+Invariants: both passes write keys and values of the tokens they read and return final hidden states, so logits are
+computed only where they are asked for. Attention and norms follow transformers' formulas; fp32 results agree to
+rounding. Knows rows and positions, not requests.
+Shapes: B rows, S prompt tokens, H heads, K kv heads, G = H/K, D head dim, N attended length, E hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from slime.engine.kv_cache import KVCache, round_up
+from slime.engine.model_config import ModelConfig
+from slime.engine.weights import Weights
+
+ATTEND_STEP = 16
+"""Attended lengths are rounded up to this, which keeps the number of distinct shapes small."""
+
+MASKED = -1e30
+
+
+class Model:
+    """Stateless but for the RoPE tables; weights and cache belong to the caller."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, context_length: int):
+        self.config, self.weights, self.cache = config, weights, cache
+        stored = next(iter(weights.stored.values()))
+        self.device, self.dtype = stored.device, stored.dtype
+        positions = torch.arange(context_length, dtype=torch.float32)
+        angles = torch.outer(positions, torch.tensor(config.inverse_frequencies(), dtype=torch.float32))
+        sin = angles.sin()
+        self._cos = torch.cat([angles.cos()] * 2, -1).to(self.device, self.dtype)
+        self._sin = torch.cat([-sin, sin], -1).to(self.device, self.dtype)  # signs of rotate_half folded in
+
+    def prefill(self, tokens: torch.Tensor, first_row: int) -> torch.Tensor:
+        """Read `tokens` [B, S] (right-padded) into rows first_row.. from position 0; return hidden states [B, S, E]."""
+        batch, length = tokens.shape
+        rows = slice(first_row, first_row + batch)
+        cos, sin = self._cos[:length, None], self._sin[:length, None]
+        groups = self.config.num_heads // self.config.num_kv_heads
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.view(batch, length, -1, self.config.head_dim).transpose(1, 2) for x in (q, k, v))
+            self.cache.keys[layer][rows, :, :length].copy_(k)
+            self.cache.values[layer][rows, :, :length].copy_(v)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
+            return out.transpose(1, 2)
+
+        hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
+        cos = cos.expand(length, 1, -1).repeat(batch, 1, 1)
+        sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
+        return self._layers(hidden, cos, sin, attend).view(batch, length, -1)
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
+        """Read one token per running row: `tokens` [B] at `positions` [B]; return hidden states [B, E].
+
+        `longest` is the largest position plus one.
+        """
+        config, batch = self.config, tokens.shape[0]
+        kv_heads, head_dim, length = config.num_kv_heads, config.head_dim, self.cache.length
+        attended = min(round_up(longest, ATTEND_STEP), length)
+        head_rows = torch.arange(batch * kv_heads, device=self.device).view(batch, kv_heads)
+        slots = (head_rows * length + positions[:, None]).view(-1)
+        hidden_part = torch.arange(attended, device=self.device)[None] > positions[:, None]
+        mask = torch.zeros(batch, 1, 1, attended, dtype=self.dtype, device=self.device)
+        mask = mask.masked_fill_(hidden_part[:, None, None], MASKED)
+        mask = mask.expand(batch, kv_heads, 1, attended).reshape(batch * kv_heads, 1, attended)
+        scale = head_dim**-0.5
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = (c[layer][:batch].view(-1, length, head_dim) for c in (self.cache.keys, self.cache.values))
+            keys.view(-1, head_dim).index_copy_(0, slots, k.reshape(-1, head_dim))
+            values.view(-1, head_dim).index_copy_(0, slots, v.reshape(-1, head_dim))
+            q = q.reshape(batch * kv_heads, -1, head_dim)  # the G heads of a group share their keys
+            scores = torch.baddbmm(mask, q, keys[:, :attended].transpose(1, 2), alpha=scale)
+            return torch.bmm(scores.softmax(-1), values[:, :attended])
+
+        hidden = F.embedding(tokens, self.weights.stored["embed"])
+        return self._layers(hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return fp32 logits [..., V] of final hidden states."""
+        stored = self.weights.stored
+        return F.linear(hidden, stored["embed" if self.config.tied_embeddings else "head"]).float()
+
+    def _layers(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend) -> torch.Tensor:
+        """Run all layers over x [T, E] with per-token cos/sin [T, 1, D]."""
+        config, stored = self.config, self.weights.stored
+        num_q, num_kv, tokens = config.num_heads, config.num_kv_heads, x.shape[0]
+        for i in range(config.num_layers):
+            h = self._norm(x, stored[f"{i}.norm1"])
+            qkv = F.linear(h, stored[f"{i}.qkv"], stored.get(f"{i}.qkv_bias")).view(tokens, -1, config.head_dim)
+            q, k, v = qkv.split([num_q, num_kv, num_kv], 1)
+            if config.qk_norm:
+                q, k = self._norm(q, stored[f"{i}.q_norm"]), self._norm(k, stored[f"{i}.k_norm"])
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            out = attend(i, q, k, v).reshape(tokens, -1)
+            x = x + F.linear(out, stored[f"{i}.o"], stored.get(f"{i}.o_bias"))
+            gate, up = F.linear(self._norm(x, stored[f"{i}.norm2"]), stored[f"{i}.gate_up"]).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, stored[f"{i}.down"])
+        return self._norm(x, stored["norm"])
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply RoPE to x [T, heads, D]; sin already carries the signs of rotate_half."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -1,0 +1,155 @@
+"""Weight updates of the serving engine: from a process group or from disk, and the checker.
+
+Invariants: a request that is refused or fails leaves all weights as they were. A broadcast that was announced with names
+or shapes that do not fit is still received (and dropped), so the sender is not left hanging and the group stays usable;
+a group whose broadcast timed out is dropped. Distributed updates are taken only between `begin` and `end`.
+Called on the engine thread, except `init_group`, which may wait for peers and therefore runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import torch
+
+from slime.engine.weights import Weights
+from slime.utils.distributed_utils import destroy_process_group, init_process_group
+
+logger = logging.getLogger(__name__)
+
+CHECKER_ACTIONS = ("checksum", "snapshot", "reset_tensors", "compare")
+_DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8")
+}
+
+
+class UpdateRefused(Exception):
+    """An update that did not happen; the message goes to the caller with status 400."""
+
+
+class WeightUpdates:
+    """The groups this engine is in and the update in progress."""
+
+    def __init__(self, weights: Weights, timeout_s: float):
+        self._weights, self._timeout_s = weights, timeout_s
+        self._groups: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.in_progress = False
+
+    def begin(self) -> None:
+        """Open the window in which distributed updates are accepted. A window left open by a failed sync is reused."""
+        self.in_progress = True
+
+    def end(self) -> None:
+        self.in_progress = False
+
+    def init_group(
+        self, master_address: str, master_port: int, rank: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Join a group of the trainer; a former group of the same name is left first.
+
+        Raises: UpdateRefused when the others do not come within the time-out.
+        """
+        if backend not in ("gloo", "nccl"):
+            raise UpdateRefused(f"backend {backend!r}: expected gloo or nccl")
+        self.destroy_group(group_name)
+        address = f"[{master_address}]" if ":" in master_address else master_address
+        try:
+            group = init_process_group(
+                backend, f"tcp://{address}:{master_port}", world_size, rank, group_name, self._timeout_s
+            )
+        except RuntimeError as error:
+            raise UpdateRefused(str(error)) from error
+        with self._lock:
+            self._groups[group_name] = group
+
+    def destroy_group(self, group_name: str) -> bool:
+        """Leave a group; returns False when there is none of that name."""
+        with self._lock:
+            group = self._groups.pop(group_name, None)
+        if group is None:
+            return False
+        destroy_process_group(group)
+        return True
+
+    def from_distributed(self, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str) -> None:
+        """Receive one broadcast from rank 0 per name, in order, then apply all of them.
+
+        Raises: UpdateRefused; the weights are then unchanged.
+        """
+        if not self.in_progress:
+            raise UpdateRefused("update_weights_from_distributed outside begin_weight_update and end_weight_update")
+        if not len(names) == len(dtypes) == len(shapes):
+            raise UpdateRefused(
+                f"{len(names)} names, {len(dtypes)} dtypes, {len(shapes)} shapes: lengths must be equal"
+            )
+        with self._lock:
+            group = self._groups.get(group_name)
+        if group is None:
+            raise UpdateRefused(f"no weight update group {group_name!r}; there are {sorted(self._groups)}")
+        received = self._receive(names, dtypes, shapes, group_name, group)
+        try:
+            self._weights.assign(received)
+        except ValueError as error:
+            raise UpdateRefused(str(error)) from error
+
+    def from_disk(self, model_path: str) -> None:
+        """Read all weights from a Hugging Face folder.
+
+        Raises: UpdateRefused; the weights are then unchanged.
+        """
+        try:
+            self._weights.load(model_path)
+        except Exception as error:  # unreadable files raise what the safetensors library likes
+            raise UpdateRefused(f"update from {model_path} failed: {error}") from error
+
+    def check(self, action: str) -> dict[str, Any]:
+        """Run a checker action; returns what belongs into the reply.
+
+        Raises: UpdateRefused for an unknown action, and for `compare` when weights differ or nothing was kept.
+        """
+        if action == "checksum":
+            return {"checksums": self._weights.checksums()}
+        if action == "snapshot":
+            self._weights.take_snapshot()
+        elif action == "reset_tensors":
+            self._weights.scramble()
+        elif action == "compare":
+            self._compare()
+        else:
+            raise UpdateRefused(f"action {action!r}: expected one of {', '.join(CHECKER_ACTIONS)}")
+        return {}
+
+    def _compare(self) -> None:
+        try:
+            different = self._weights.differing_from_snapshot()
+        except ValueError as error:
+            raise UpdateRefused(str(error)) from error
+        if different:
+            shown = ", ".join(different[:5])
+            raise UpdateRefused(f"{len(different)} of {len(self._weights.names)} weights differ: {shown}")
+
+    def _receive(
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], group_name: str, group: Any
+    ) -> dict[str, torch.Tensor]:
+        import torch.distributed as dist
+
+        wire_dtypes = [_DTYPES.get(name.removeprefix("torch.")) for name in dtypes]
+        if None in wire_dtypes:
+            raise UpdateRefused(f"dtype {dtypes[wire_dtypes.index(None)]!r}: expected one of {', '.join(_DTYPES)}")
+        device = next(iter(self._weights.stored.values())).device
+        tensors = [
+            torch.empty(tuple(shape), dtype=dtype, device=device)
+            for shape, dtype in zip(shapes, wire_dtypes, strict=True)
+        ]
+        try:
+            for work in [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]:
+                work.wait()
+        except RuntimeError as error:
+            self.destroy_group(group_name)
+            raise UpdateRefused(
+                f"receiving {len(names)} weights over group {group_name!r} failed, the group is dropped: {error}"
+            ) from error
+        return dict(zip(names, tensors, strict=True))

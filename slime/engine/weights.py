@@ -1,0 +1,196 @@
+"""Weights of the served model, addressable by Hugging Face name.
+
+q/k/v and gate/up are stored fused because one matrix product is cheaper than three; every Hugging Face tensor is a row
+range of one stored tensor, so an update copies in place and readers never see names change.
+Invariants: shapes on the outside are those of the Hugging Face model; an update either applies to all its tensors or to
+none. Does not know process groups or HTTP; only the scheduler thread calls it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from slime.engine.model_config import ModelConfig
+from slime.utils.checksum import tensor_checksum
+
+TIED_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Location:
+    """Rows start..end of the stored tensor `stored`; `shape` is the Hugging Face shape."""
+
+    stored: str
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+def weight_layout(config: ModelConfig) -> dict[str, Location]:
+    """Return where each Hugging Face tensor of the model lives."""
+    hidden, ffn = config.hidden_size, config.ffn_size
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layout: dict[str, Location] = {}
+
+    def put(stored: str, *parts: tuple[str, tuple[int, ...]]) -> None:
+        start = 0
+        for name, shape in parts:
+            layout[name] = Location(stored, start, start + shape[0], shape)
+            start += shape[0]
+
+    put("embed", ("model.embed_tokens.weight", (config.vocab_size, hidden)))
+    for i in range(config.num_layers):
+        prefix = f"model.layers.{i}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = [(f"{attention}{x}_proj", q_rows if x == "q" else kv_rows) for x in "qkv"]
+        put(f"{i}.norm1", (prefix + "input_layernorm.weight", (hidden,)))
+        put(f"{i}.qkv", *((name + ".weight", (rows, hidden)) for name, rows in qkv))
+        if config.qkv_bias:
+            put(f"{i}.qkv_bias", *((name + ".bias", (rows,)) for name, rows in qkv))
+        if config.qk_norm:
+            put(f"{i}.q_norm", (attention + "q_norm.weight", (config.head_dim,)))
+            put(f"{i}.k_norm", (attention + "k_norm.weight", (config.head_dim,)))
+        put(f"{i}.o", (attention + "o_proj.weight", (hidden, q_rows)))
+        if config.o_bias:
+            put(f"{i}.o_bias", (attention + "o_proj.bias", (hidden,)))
+        put(f"{i}.norm2", (prefix + "post_attention_layernorm.weight", (hidden,)))
+        put(f"{i}.gate_up", *((f"{mlp}{x}_proj.weight", (ffn, hidden)) for x in ("gate", "up")))
+        put(f"{i}.down", (mlp + "down_proj.weight", (hidden, ffn)))
+    put("norm", ("model.norm.weight", (hidden,)))
+    if not config.tied_embeddings:
+        put("head", (TIED_HEAD, (config.vocab_size, hidden)))
+    return layout
+
+
+class Weights:
+    """Stored tensors plus the map from Hugging Face names to their rows."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        self.config = config
+        self.layout = weight_layout(config)
+        self.stored: dict[str, torch.Tensor] = {}
+        shapes = {at.stored: (at.end, *at.shape[1:]) for at in self.layout.values()}  # the last part has the last row
+        for key, shape in shapes.items():
+            self.stored[key] = torch.empty(shape, dtype=dtype, device=device)
+        self._snapshot: dict[str, torch.Tensor] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.layout)
+
+    def num_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.stored.values())
+
+    def view(self, name: str) -> torch.Tensor:
+        """Return the live tensor of Hugging Face name `name` (writes change the model)."""
+        location = self.layout[self._canonical(name)]
+        return self.stored[location.stored][location.start : location.end]
+
+    def problem_with(self, name: str, shape: tuple[int, ...] | list[int]) -> str | None:
+        """Return why a tensor of this name and shape cannot be taken, None when it can."""
+        location = self.layout.get(self._canonical(name))
+        if location is None:
+            return f"unknown weight {name!r} for {self.config.architecture}"
+        if tuple(shape) != location.shape:
+            return f"weight {name!r} has shape {list(shape)}, expected {list(location.shape)}"
+        return None
+
+    def assign(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy all tensors in place, or none.
+
+        Raises: ValueError naming the first tensor that does not fit.
+        """
+        for name, tensor in tensors.items():
+            problem = self.problem_with(name, tensor.shape)
+            if problem:
+                raise ValueError(problem)
+        for name, tensor in tensors.items():
+            self.view(name).copy_(tensor)
+
+    def load(self, folder: str | Path) -> None:
+        """Read a complete Hugging Face folder (one or several safetensors files).
+
+        Raises: ValueError when the folder is incomplete or of another model; the weights are then unchanged.
+        """
+        sources = _tensor_files(Path(folder))
+        missing = [name for name in self.layout if name not in sources]
+        if missing:
+            raise ValueError(f"{folder}: {len(missing)} weights missing, first {missing[0]!r}")
+        for name, shape in _shapes(sources, self.layout):
+            problem = self.problem_with(name, shape)
+            if problem:
+                raise ValueError(f"{folder}: {problem}")
+        for path, names in _by_file(sources, self.layout).items():
+            with safe_open(path, framework="pt") as file:
+                for name in names:
+                    self.view(name).copy_(file.get_tensor(name))
+
+    def checksums(self) -> dict[str, str]:
+        """Return a checksum per Hugging Face name; equal tensors of equal dtype have equal checksums."""
+        return {name: tensor_checksum(self.view(name)) for name in self.layout}
+
+    def take_snapshot(self) -> None:
+        """Keep a copy of all stored tensors for `differing_from_snapshot`."""
+        self._snapshot = {key: tensor.clone() for key, tensor in self.stored.items()}
+
+    def scramble(self) -> None:
+        """Overwrite every weight with noise, so that an update that leaves one out shows."""
+        for tensor in self.stored.values():
+            tensor.copy_(torch.rand(tensor.shape, device=tensor.device))
+
+    def differing_from_snapshot(self) -> list[str]:
+        """Return the names whose tensors are not bit-equal to the snapshot.
+
+        Raises: ValueError when no snapshot was taken.
+        """
+        if self._snapshot is None:
+            raise ValueError("compare before snapshot: nothing to compare with")
+        different = []
+        for name, at in self.layout.items():
+            if not torch.equal(self._snapshot[at.stored][at.start : at.end], self.view(name)):
+                different.append(name)
+        return different
+
+    def move_to(self, device: torch.device) -> None:
+        """Move all stored tensors; readers must fetch them again."""
+        self.stored = {key: tensor.to(device) for key, tensor in self.stored.items()}
+
+    def _canonical(self, name: str) -> str:
+        if name == TIED_HEAD and self.config.tied_embeddings:
+            return "model.embed_tokens.weight"
+        return name
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each tensor in `folder`."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder}: no safetensors file there")
+    sources = {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            sources.update(dict.fromkeys(file.keys(), path))
+    return sources
+
+
+def _by_file(sources: dict[str, Path], names) -> dict[Path, list[str]]:
+    files: dict[Path, list[str]] = {}
+    for name in names:
+        files.setdefault(sources[name], []).append(name)
+    return files
+
+
+def _shapes(sources: dict[str, Path], names) -> Iterator[tuple[str, list[int]]]:
+    for path, wanted in _by_file(sources, names).items():
+        with safe_open(path, framework="pt") as file:
+            for name in wanted:
+                yield name, file.get_slice(name).get_shape()

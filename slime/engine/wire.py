@@ -1,0 +1,233 @@
+"""JSON of /generate: from a request body to Requests, from finished Requests to replies.
+
+Invariant: whatever a client sends, `parse_generate` either returns valid Requests or raises ValueError (answered with 400);
+keys that are not known here are ignored at the top level, as SGLang does. Knows no sockets and no threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime.engine import sampler
+from slime.engine.requests import NO_INPUT_LOGPROBS, Chunk, Request
+from slime.engine.sampling_params import SamplingParams, parse_sampling_params
+from slime.engine.tokenizer import EngineTokenizer, TextStream
+
+
+@dataclass
+class Limits:
+    """What a request is checked against."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    random_seed: int
+
+
+@dataclass
+class GenerateCall:
+    """One HTTP call: its requests and the shape of the reply."""
+
+    requests: list[Request]
+    is_list: bool
+    stream: bool
+    text_in_logprobs: bool
+
+
+class CallParser:
+    """Turn bodies of /generate into GenerateCalls."""
+
+    def __init__(self, limits: Limits, tokenizer: EngineTokenizer):
+        self._limits, self._tokenizer = limits, tokenizer
+        self._arrivals = itertools.count()
+
+    def parse(self, body: Any) -> GenerateCall:
+        """Raises: ValueError saying which key is wrong."""
+        if not isinstance(body, dict):
+            raise ValueError(f"the body must be a JSON object, got {type(body).__name__}")
+        prompts, is_batch = self._prompts(body)
+        count = len(prompts)
+        params = self._per_prompt(body, "sampling_params", count, is_batch)
+        rids = self._per_prompt(body, "rid", count, is_batch, spread_single=False)
+        options = {
+            name: self._per_prompt(body, name, count, is_batch)
+            for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")
+        }
+        stream = body.get("stream") is True
+        requests: list[Request] = []
+        for i, ids in enumerate(prompts):
+            checked = parse_sampling_params(params[i], self._limits.vocab_size)
+            own = {name: values[i] for name, values in options.items()}
+            requests += self._requests(ids, checked, rids[i], own, stream)
+        return GenerateCall(
+            requests, is_batch or len(requests) > count, stream, body.get("return_text_in_logprobs") is True
+        )
+
+    def _prompts(self, body: dict) -> tuple[list[list[int]], bool]:
+        ids, text = body.get("input_ids"), body.get("text")
+        if (ids is None) == (text is None):
+            raise ValueError("exactly one of input_ids and text is required")
+        if text is not None:
+            texts = text if isinstance(text, list) else [text]
+            if not texts or not all(isinstance(t, str) for t in texts):
+                raise ValueError("text must be a string or a non-empty list of strings")
+            return [self._checked_ids(self._tokenizer.encode(t)) for t in texts], isinstance(text, list)
+        if not isinstance(ids, list):
+            raise ValueError("input_ids must be a list of integers or a list of such lists")
+        is_batch = bool(ids) and isinstance(ids[0], list)
+        return [self._checked_ids(one) for one in (ids if is_batch else [ids])], is_batch
+
+    def _checked_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, list) or not ids:
+            raise ValueError("a prompt must have at least one token")
+        if not all(type(i) is int for i in ids):
+            raise ValueError("input_ids must hold integers only")
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self._limits.vocab_size:
+            bad = low if low < 0 else high
+            raise ValueError(f"token id {bad} is outside the vocabulary of {self._limits.vocab_size}")
+        return ids
+
+    @staticmethod
+    def _per_prompt(body: dict, name: str, count: int, is_batch: bool, spread_single: bool = True) -> list[Any]:
+        value = body.get(name)
+        if isinstance(value, list):
+            if not is_batch or len(value) != count:
+                raise ValueError(f"{name} is a list of {len(value)} for {count} prompt(s)")
+            return value
+        if is_batch and not spread_single and value is not None:
+            return [f"{value}_{i}" for i in range(count)]
+        return [value] * count
+
+    def _requests(self, ids: list[int], params: SamplingParams, rid: Any, own: dict, stream: bool) -> list[Request]:
+        limits, total = self._limits, len(ids) + params.max_new_tokens
+        if total > limits.context_length:
+            raise ValueError(
+                f"prompt of {len(ids)} tokens + max_new_tokens {params.max_new_tokens} = {total} is longer than the "
+                f"model's context length of {limits.context_length}"
+            )
+        if rid is not None and not isinstance(rid, str):
+            raise ValueError(f"rid must be a string, got {rid!r}")
+        start = own["logprob_start_len"]
+        start = NO_INPUT_LOGPROBS if start is None else start
+        if type(start) is not int or not NO_INPUT_LOGPROBS <= start < len(ids):
+            raise ValueError(f"logprob_start_len {start!r} must be -1 or an index into the {len(ids)} prompt tokens")
+        top = own["top_logprobs_num"] or 0
+        if type(top) is not int or top < 0:
+            raise ValueError(f"top_logprobs_num must be an integer not below 0, got {top!r}")
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(limits.eos_token_ids))
+        identity = rid if rid is not None else next(self._arrivals)
+        requests = []
+        for i in range(params.n):
+            if params.sampling_seed is not None:
+                seed = sampler.seed_of("sampling_seed", params.sampling_seed, i)
+            else:
+                seed = sampler.seed_of("engine", limits.random_seed, identity, i)
+            requests.append(
+                Request(
+                    rid=rid if rid is not None and params.n == 1 else uuid.uuid4().hex,
+                    parent_rid=rid,
+                    prompt_ids=ids,
+                    params=params if params.n == 1 else replace(params, n=1),
+                    seed=seed,
+                    stop_ids=tuple(sorted(stop_ids)),
+                    return_logprob=own["return_logprob"] is True,
+                    logprob_start_len=start,
+                    top_logprobs_num=top,
+                    stream=stream,
+                )
+            )
+        return requests
+
+
+class ReplyWriter:
+    """Turn finished or advancing Requests into reply objects."""
+
+    def __init__(self, tokenizer: EngineTokenizer):
+        self._tokenizer = tokenizer
+
+    def text_stream(self, request: Request) -> TextStream:
+        """Return a fresh TextStream for a streaming request."""
+        return TextStream(self._tokenizer, request.params)
+
+    def reply(self, request: Request, text_in_logprobs: bool) -> dict[str, Any]:
+        """Return the whole answer of a finished request."""
+        meta = self._meta(request, request.output_ids, request.output_logprobs, request.output_top, text_in_logprobs)
+        return {"text": request.text, "output_ids": request.output_ids, "meta_info": meta}
+
+    def piece(self, request: Request, chunk: Chunk, text: str, text_in_logprobs: bool) -> dict[str, Any]:
+        """Return one incremental piece of a stream."""
+        first = chunk.num_output - len(chunk.token_ids)
+        top = request.output_top[first : chunk.num_output]
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": None,
+            "prompt_tokens": len(request.prompt_ids),
+            "weight_version": chunk.weight_version,
+            "num_retractions": request.num_retractions,
+            "completion_tokens": chunk.num_output,
+            "cached_tokens": request.cached_tokens,
+        }
+        if request.return_logprob:
+            meta.update(self._logprobs(request, chunk.token_ids, chunk.logprobs, top, text_in_logprobs))
+        return {"text": text, "output_ids": chunk.token_ids, "meta_info": meta}
+
+    def last_piece(self, request: Request, num_sent: int, text: str, text_in_logprobs: bool) -> dict[str, Any]:
+        """Return the piece that ends a stream of which `num_sent` tokens are out."""
+        ids, logprobs = request.output_ids[num_sent:], request.output_logprobs[num_sent:]
+        meta = self._meta(request, ids, logprobs, request.output_top[num_sent:], text_in_logprobs)
+        return {"text": text, "output_ids": ids, "meta_info": meta}
+
+    def _meta(self, request: Request, ids: list, logprobs: list, top: list, with_text: bool) -> dict[str, Any]:
+        duration = request.finished_at - request.received_at
+        queue_time = (request.started_at or request.finished_at) - request.received_at
+        run_time = max(request.finished_at - (request.started_at or request.finished_at), 1e-9)
+        meta = {
+            "id": request.rid,
+            "finish_reason": request.finish_reason,
+            "prompt_tokens": len(request.prompt_ids),
+            "weight_version": request.weight_version,
+            "weight_versions": request.version_spans(),
+            "num_retractions": request.num_retractions,
+            "reasoning_tokens": 0,
+            "completion_tokens": len(request.output_ids),
+            "cached_tokens": request.cached_tokens,
+            "cached_tokens_details": None,
+            "dp_rank": None,
+            "e2e_latency": duration,
+            "queue_time": queue_time,
+            "decode_throughput": len(request.output_ids) / run_time,
+            "response_sent_to_client_ts": time.time(),
+        }
+        if request.return_logprob:
+            meta.update(self._logprobs(request, ids, logprobs, top, with_text))
+        return meta
+
+    def _logprobs(self, request: Request, ids: list, logprobs: list, top: list, with_text: bool) -> dict[str, Any]:
+        scored = request.prompt_ids[request.logprob_start_len :] if request.needs_input_logprobs else []
+        entries = {
+            "input_token_logprobs": self._triples(
+                request.input_logprobs, scored[: len(request.input_logprobs)], with_text
+            ),
+            "output_token_logprobs": self._triples(logprobs, ids, with_text),
+            "output_token_logprobs_length": len(ids),
+        }
+        if request.top_logprobs_num:
+            entries["input_top_logprobs"] = [self._pairs(line, with_text) for line in request.input_top]
+            entries["output_top_logprobs"] = [self._pairs(line, with_text) for line in top]
+        return entries
+
+    def _triples(self, logprobs: list, ids: list[int], with_text: bool) -> list[list]:
+        if with_text:
+            texts = self._tokenizer.decode_batch([[i] for i in ids], False)
+            return [list(entry) for entry in zip(logprobs, ids, texts, strict=True)]
+        return [[logprob, i, None] for logprob, i in zip(logprobs, ids, strict=True)]
+
+    def _pairs(self, line: list | None, with_text: bool) -> list[list] | None:
+        if line is None:
+            return None
+        return self._triples([logprob for logprob, _ in line], [i for _, i in line], with_text)
