@@ -1,4 +1,4 @@
-"""Arithmetic of metrics: statistics of a list, merges over ranks, pass rates, text repetition.
+"""Arithmetic of metrics: statistics of a list, merges over ranks, clip ratio, text repetition.
 
 Invariants: an empty input gives an empty result, never nan and never an error; means are weighted by what they are means
 of. It does not know samples, flags or processes.
@@ -67,29 +67,6 @@ def merge_max(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def clip_ratio(lengths: Sequence[int], max_length: int) -> float | None:
     """Return the share of `lengths` that reached `max_length`; [10, 10, 5] under 10 gives 2/3."""
     return mean(float(length >= max_length) for length in lengths)
-
-
-def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the unbiased chance that k of `num_samples` draws hold a correct one (Chen et al. 2021, eq. 1)."""
-    if num_samples - num_correct < k:
-        return 1.0
-    return 1.0 - math.prod(1.0 - k / i for i in range(num_samples - num_correct + 1, num_samples + 1))
-
-
-def pass_rates(correct_by_prompt: Iterable[Sequence[bool]]) -> dict[str, float]:
-    """Return {"pass@1", "pass@2", "pass@4", ...} over prompts that may differ in their number of samples.
-
-    For each k the mean runs over the prompts with at least k samples. One sample everywhere gives {}.
-    """
-    groups = [(len(flags), sum(map(bool, flags))) for flags in correct_by_prompt if len(flags) > 0]
-    largest = max((n for n, _ in groups), default=0)
-    if largest < 2:
-        return {}
-    exponents = range(largest.bit_length())
-    rates = {}
-    for k in (2**e for e in exponents):
-        rates[f"pass@{k}"] = mean(pass_at_k(n, c, k) for n, c in groups if n >= k)
-    return rates
 
 
 def has_repetition(text: str) -> bool:

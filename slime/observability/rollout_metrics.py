@@ -13,7 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean, pass_rates
+from slime.algorithms.passk import pass_at_k
+from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean
 from slime.observability.request_metrics import request_metrics
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def compute_rollout_metrics(
     metrics |= add_prefix("perf/", _throughput(args, samples, rollout_time))
     metrics |= add_prefix("perf/", request_metrics(samples))
     if args.log_passrate:
-        metrics |= add_prefix("passrate/", pass_rates(_correct_by_prompt(args.reward_key, samples)))
+        metrics |= add_prefix("passrate/", _pass_rates(_correct_by_prompt(args.reward_key, samples)))
     if args.log_multi_turn:
         metrics |= add_prefix("multi_turn/", _multi_turn(args, samples))
     if args.log_correct_samples:
@@ -68,7 +69,7 @@ def compute_eval_metrics(
         metrics |= add_prefix(f"eval/{name}/", sample_metrics(args, samples, args.eval_reward_key))
         if args.log_passrate:
             groups = _eval_groups(args, name, samples, rewards)
-            metrics |= add_prefix(f"eval/{name}-", pass_rates(groups))
+            metrics |= add_prefix(f"eval/{name}-", _pass_rates(groups))
     return metrics
 
 
@@ -189,6 +190,11 @@ def _longest(name: str, lengths: list[int], waits: list[float], rollout_time: fl
 
 def _raw_reward(sample: Sample, reward_key: str | None) -> float | None:
     return _number(sample.metadata.get("raw_reward", sample.reward), reward_key)
+
+
+def _pass_rates(groups: Iterable[list[float]]) -> dict[str, float]:
+    """Return pass@k over the prompts that kept at least two samples, k up to the smallest of them."""
+    return pass_at_k([group for group in groups if len(group) > 1])
 
 
 def _correct_by_prompt(reward_key: str | None, samples: Sequence[Sample]) -> list[list[bool]]:

@@ -6,8 +6,6 @@ from slime.observability.metric_utils import (
     mean,
     merge_max,
     merge_weighted_means,
-    pass_at_k,
-    pass_rates,
 )
 
 
@@ -28,17 +26,4 @@ def test_clip_ratio_counts_lengths_at_the_limit():
 
 
 def test_empty_inputs_give_nothing():
-    assert (describe("x", []), mean([]), clip_ratio([], 5), pass_rates([]), merge_max([])) == ({}, None, None, {}, {})
-
-
-@pytest.mark.parametrize(("n", "c", "k", "value"), [(4, 1, 1, 0.25), (4, 1, 2, 0.5), (4, 3, 2, 1.0), (4, 0, 4, 0.0)])
-def test_pass_at_k_is_unbiased(n, c, k, value):
-    assert pass_at_k(n, c, k) == pytest.approx(value)
-
-
-def test_one_sample_per_prompt_has_no_pass_rate():
-    assert pass_rates([[True], [False]]) == {}
-
-
-def test_pass_rates_use_powers_of_two_up_to_the_group_size():
-    assert list(pass_rates([[True] * 6])) == ["pass@1", "pass@2", "pass@4"]
+    assert (describe("x", []), mean([]), clip_ratio([], 5), merge_max([])) == ({}, None, None, {})

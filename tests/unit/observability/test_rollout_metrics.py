@@ -170,10 +170,11 @@ def test_pass_rates_count_a_split_execution_once_and_allow_uneven_groups():
         make_sample(1.0, group_index=1),
         make_sample(0.0, group_index=1),
         make_sample(0.0, group_index=1),
+        make_sample(1.0, group_index=2),
     ]
     metrics = compute_rollout_metrics(make_args(log_passrate=True), samples, 1.0)
     assert with_prefix(metrics, "passrate/") == pytest.approx(
-        {"passrate/pass@1": (1 / 2 + 1 / 4) / 2, "passrate/pass@2": (1 + 1 / 2) / 2, "passrate/pass@4": 1.0}
+        {"passrate/pass@1": (1 / 2 + 1 / 4) / 2, "passrate/pass@2": (1 + 1 / 2) / 2}
     )
 
 
