@@ -28,8 +28,8 @@ def shared_memory_dir() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def tree_memory_bytes(pid: int) -> int:
-    """Return the memory of a process and all below it; 0 when it is gone.
+def process_tree_memory_bytes(pid: int | None = None) -> int:
+    """Return the memory of a process (this one by default) and all below it; 0 when it is gone.
 
     Pages that several processes share count once on Linux (proportional set size), once per process elsewhere.
     """

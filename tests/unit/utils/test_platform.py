@@ -20,14 +20,14 @@ def _system(request, monkeypatch, tmp_path):
 
 def test_memory_of_a_tree_holds_its_children(_system):
     code = "import sys; data = bytearray(b'x' * 50_000_000); print('ready', flush=True); sys.stdin.read()"
-    before = platform.tree_memory_bytes(os.getpid())
+    before = platform.process_tree_memory_bytes(os.getpid())
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "ready\n"
-        assert platform.tree_memory_bytes(os.getpid()) - before > 45_000_000
+        assert platform.process_tree_memory_bytes(os.getpid()) - before > 45_000_000
     finally:
         child.communicate(timeout=10)
-    assert platform.tree_memory_bytes(child.pid) == 0
+    assert platform.process_tree_memory_bytes(child.pid) == 0
 
 
 def test_cores_are_at_least_one():
