@@ -9,12 +9,11 @@ can take long, runs in processes of its own.
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from slime.rollout.rm_hub import math_utils
 from slime.rollout.rm_hub.boxed import extract_boxed_answer
-from slime.rollout.rm_hub.custom import custom_rewards
+from slime.rollout.rm_hub.custom import custom_rewards, gather_or_cancel
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
@@ -70,7 +69,7 @@ async def batched_async_rm(args, samples: list, **kwargs) -> list:
     async def score_built_in(position: int) -> None:
         rewards[position] = await async_rm(args, samples[position])
 
-    await asyncio.gather(*(score(*item) for item in by_path.items()), *(score_built_in(p) for p in built_in))
+    await gather_or_cancel([*(score(*item) for item in by_path.items()), *(score_built_in(p) for p in built_in)])
     return rewards
 
 

@@ -30,9 +30,8 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
     hook = load_hook(path, "custom_rm_path")
     form = reward_form(hook)
     if form == "single":
-        return await asyncio.gather(
-            *(_call(hook, args, sample, **accepted_keywords(hook, kwargs)) for sample in samples)
-        )
+        extra = accepted_keywords(hook, kwargs)
+        return await gather_or_cancel([_call(hook, args, sample, **extra) for sample in samples])
     if form == "class":
         scorer = await asyncio.to_thread(_instance, hook, _model_path(args))
         rewards = await _call(scorer.compute_reward, [s.prompt for s in samples], [s.response for s in samples])
@@ -45,8 +44,20 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
     return list(rewards)
 
 
+async def gather_or_cancel(coroutines: list) -> list:
+    """Await all; when one fails, cancel and await the others, then raise its error."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
 async def _call(function, *arguments, **kwargs):
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*arguments, **kwargs)
     result = await asyncio.to_thread(function, *arguments, **kwargs)
     return await result if inspect.isawaitable(result) else result

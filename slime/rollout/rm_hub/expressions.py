@@ -162,8 +162,9 @@ class _Parser:
 
     def _letter(self, letter: str):
         """Return the fixed complex value that stands for a letter at this evaluation point."""
-        seed = (ord(letter) * 2654435761 + (self.point + 1) * 40503) % 9973
-        return self.context.mpc(seed - 4986, (seed * 7) % 9973 - 4986) / 3571
+        seed = (ord(letter) * 2654435761 + (self.point + 1) * 40503) % 9973 + 1
+        sign = (1, -1, 1)[self.point]
+        return self.context.mpc(sign * seed, (seed * 7) % 9973 - 4986) / 3571
 
     def _enter(self) -> None:
         self.depth += 1

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+MAX_NUMBER_CHARS = 300
+"""Longer digit strings stay text: no one means them as a number."""
+
 _WHOLE_TEXT = re.compile(r"^\\text\{([^{}]+)\}$")
 _SQRT_BARE = re.compile(r"\\sqrt\s*([^\s{\[])")
 _FRAC_BARE = re.compile(r"\\frac\s*(?:(\{[^{}]*\})|([^\s{\\]))\s*(?:(\{)|([^\s{\\]))")
@@ -116,6 +119,8 @@ def _fraction_text(match: re.Match) -> str:
 def _integral(text: str) -> str:
     """Write integral numbers without decimals, leading zeros and thousands commas."""
     plain = strip_thousands(text)
+    if len(plain) > MAX_NUMBER_CHARS:
+        return text
     try:
         value = float(plain)
     except ValueError:

@@ -1,0 +1,177 @@
+r"""Which reward answers for a sample: types, prefixes, user functions in every form, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from slime.rollout.rm_hub import async_rm, batched_async_rm, math_verify_pool
+from slime.utils.types import Sample
+
+HOOKS = """
+import asyncio
+calls = []
+cancelled = []
+
+async def single(args, sample, **kwargs):
+    return len(sample.response)
+
+def plain(args, sample):
+    return 2.0
+
+async def batch(args, samples, **kwargs):
+    calls.append(len(samples))
+    return [i for i, _ in enumerate(samples)]
+
+async def short(args, samples):
+    return [1.0]
+
+async def one_fails(args, sample):
+    if sample.index == 1:
+        raise KeyError("judge")
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        cancelled.append(sample.index)
+        raise
+
+class CustomRewardModel:
+    built = 0
+    def __init__(self, model_path):
+        type(self).built += 1
+        self.model_path = model_path
+    def compute_reward(self, prompts, responses):
+        return [float(len(p) + len(r)) for p, r in zip(prompts, responses)]
+"""
+
+
+def make_args(**changes):
+    values = dict(
+        custom_rm_path=None, rm_type=None, rm_url=None, rm_model_path=None, hf_checkpoint="/m", rm_timeout=20.0
+    )
+    return SimpleNamespace(**{**values, **changes})
+
+
+def make_sample(response="", label=None, index=0, **metadata):
+    return Sample(index=index, prompt="pp", response=response, label=label, metadata=metadata)
+
+
+@pytest.fixture
+def hooks(tmp_path, monkeypatch):
+    (tmp_path / "rm_hub_test_hooks.py").write_text(HOOKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import importlib
+
+    module = importlib.import_module("rm_hub_test_hooks")
+    module.calls.clear()
+    module.cancelled.clear()
+    return module
+
+
+async def test_fb_r01_number_zero_is_a_label_and_a_missing_label_an_error():
+    args = make_args(rm_type="math")
+    assert await async_rm(args, make_sample(r"\boxed{0}", 0)) == 1
+    for label in (None, ""):
+        with pytest.raises(ValueError, match="sample 7 has no label.*--label-key"):
+            await async_rm(args, make_sample(r"\boxed{0}", label, index=7))
+
+
+@pytest.mark.parametrize("name, expected", [("math", 1), ("deepscaler", 1), ("f1", 1.0)])
+async def test_fb_r02_boxed_prefix_grades_the_bare_answer(name, expected):
+    assert await async_rm(make_args(rm_type=f"boxed_{name}"), make_sample(r"Answer: \boxed{5}", "5")) == expected
+    assert await async_rm(make_args(rm_type=f"boxed_{name}"), make_sample("Answer: 5", "5")) == 0
+
+
+async def test_boxed_dapo_scores_the_bare_answer():
+    reward = await async_rm(make_args(rm_type="boxed_dapo"), make_sample(r"\boxed{5}", "5"))
+    assert reward == {"score": 1.0, "acc": True, "pred": "5"}
+
+
+async def test_metadata_type_wins_over_the_flag():
+    assert await async_rm(make_args(rm_type="math"), make_sample("the cat", "cat", rm_type="f1")) == 1.0
+    assert await async_rm(make_args(rm_type="random"), make_sample()) in (0, 1)
+
+
+@pytest.mark.parametrize("rm_type, text", [("nope", "unknown"), (None, "neither --rm-type"), ("ifbench", "IFBench")])
+async def test_unusable_types_are_refused_with_the_choices(rm_type, text):
+    with pytest.raises(ValueError, match=f"{text}.*choose one of dapo"):
+        await async_rm(make_args(rm_type=rm_type), make_sample("x", "x"))
+
+
+async def test_user_functions_of_every_form(hooks):
+    samples = [make_sample("a"), make_sample("bbb")]
+    expected = {"single": [1, 3], "plain": [2.0, 2.0], "batch": [0, 1], "CustomRewardModel": [3.0, 5.0]}
+    for name, rewards in expected.items():
+        args = make_args(custom_rm_path=f"rm_hub_test_hooks.{name}")
+        assert await batched_async_rm(args, samples) == rewards
+        assert await async_rm(args, samples[0]) == rewards[0]
+    assert hooks.CustomRewardModel.built == 1 and hooks.calls == [2, 1]
+
+
+async def test_hooks_never_see_an_empty_list(hooks):
+    assert await batched_async_rm(make_args(custom_rm_path="rm_hub_test_hooks.batch"), []) == []
+    assert hooks.calls == []
+
+
+async def test_per_sample_path_wins_also_in_a_batch(hooks):
+    samples = [make_sample("a"), make_sample(r"\boxed{1}", "1"), make_sample("ccc")]
+    samples[0].custom_rm_path = samples[2].custom_rm_path = "rm_hub_test_hooks.batch"
+    assert await batched_async_rm(make_args(rm_type="math"), samples) == [0, 1, 1]
+    assert hooks.calls == [2]
+
+
+async def test_batch_of_wrong_length_names_the_path(hooks):
+    with pytest.raises(ValueError, match="rm_hub_test_hooks.short.*2 samples"):
+        await batched_async_rm(make_args(custom_rm_path="rm_hub_test_hooks.short"), [make_sample(), make_sample()])
+
+
+async def test_fb_r15_a_failing_reward_cancels_its_siblings(hooks):
+    samples = [make_sample(index=i) for i in range(3)]
+    with pytest.raises(KeyError, match="judge"):
+        await asyncio.wait_for(batched_async_rm(make_args(custom_rm_path="rm_hub_test_hooks.one_fails"), samples), 5)
+    assert sorted(hooks.cancelled) == [0, 2]
+
+
+async def test_remote_rm_posts_and_returns_the_body():
+    from aiohttp import web
+
+    from slime.utils.http_utils import close_session
+
+    seen = []
+
+    async def handler(request):
+        seen.append(await request.json())
+        return web.json_response({"score": 0.0})
+
+    app = web.Application()
+    app.router.add_post("/rm", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/rm"
+        args = make_args(rm_type="remote_rm", rm_url=url)
+        assert await async_rm(args, make_sample("r", "l")) == {"score": 0.0}
+        assert seen == [{"prompt": "pp", "response": "r", "label": "l"}]
+    finally:
+        await close_session()
+        await runner.cleanup()
+    with pytest.raises(ValueError, match="--rm-url"):
+        await async_rm(make_args(rm_type="remote_rm"), make_sample())
+
+
+async def test_math_verify_runs_in_a_worker_and_survives_a_hanging_comparison(monkeypatch):
+    pool = math_verify_pool.VerifyPool(1)
+    monkeypatch.setattr(math_verify_pool, "_pools", [pool])
+    try:
+        args = make_args(rm_type="math_verify")
+        assert await async_rm(args, make_sample(r"\boxed{\frac{2}{4}}", "0.5")) == 1.0
+        assert await async_rm(args, make_sample(r"\boxed{5}", "0.5")) == 0.0
+        hanging = make_sample("$9^{9^{9^9}}$", "$9^{9^{9^8}}$")
+        assert await async_rm(make_args(rm_type="math_verify", rm_timeout=0.3), hanging) == 0.0
+        assert await async_rm(args, make_sample(r"\boxed{7}", "7.0")) == 1.0
+    finally:
+        pool.close()
