@@ -58,7 +58,7 @@ class Tracker:
 
 
 def dump_config(args, path: Path) -> None:
-    """Write every attribute of `args` to a YAML file that `--config` and people can read."""
+    """Write every attribute of `args`, derived ones too, to a YAML file for people and tools to read."""
     import yaml
 
     plain = {name: _as_plain(value) for name, value in sorted(vars(args).items())}
