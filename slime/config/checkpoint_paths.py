@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from slime.config.model_shape import is_hf_folder
+from slime.config.model_shape import is_hf_folder, read_model_config
 from slime.config.spec import UserError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -27,7 +27,7 @@ def complete_iteration(folder: str | None) -> int | None:
 
 
 def resolve_checkpoints(run) -> None:
-    """Derive save, load, ref_load and hf_checkpoint."""
+    """Derive hf_checkpoint (and read its config.json into model_arch), save, load and ref_load."""
     args = run.args
     _model_folder(args)
     _save_folder(run)
@@ -48,6 +48,7 @@ def _model_folder(args) -> None:
         args.hf_checkpoint = next((path for path in (args.load, args.ref_load) if is_hf_folder(path)), None)
     if args.hf_checkpoint is None:
         raise UserError("--hf-checkpoint is missing: the folder of the model (config.json, tokenizer, weights)")
+    args.model_arch = read_model_config(args.hf_checkpoint, "--hf-checkpoint")
 
 
 def _save_folder(run) -> None:

@@ -27,7 +27,7 @@ CLUSTER = section(
         F("--use-distributed-post", "HTTP posts go out through Ray actors", action="true", default=False, src="U"),
         F("--ray-address", "join this Ray cluster (RAY_ADDRESS works too) instead of starting one", src="O"),
         F("--stall-timeout", "seconds without any progress after which a run gives up with what it last saw", "float", 3600.0, src="O", owner="slime/ray/session.py"),
-        F("--log-level", "level of the framework's own log lines", default="warning", src="O", owner="slime/ray/rollout_manager.py"),
+        F("--log-level", "level of the framework's own log lines", "lower", "warning", choices=("debug", "info", "warning", "error"), src="O", owner="slime/ray/rollout_manager.py"),
         F("--omp-num-threads", "CPU threads of each process", "int", 1, src="O"),
     ],
 )

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 from slime.config import algorithm, checkpoint_paths, megatron_values, validate
 from slime.config.eval_datasets import build_eval_datasets
-from slime.config.model_shape import fill_shape, read_model_config
+from slime.config.model_shape import fill_shape
 from slime.config.paths import make_paths_absolute, split_slice
 from slime.config.spec import UserError
 from slime.config.yaml_file import apply_custom_config
-
 
 #: Flags that look like server flags but are the framework's own.
 FRAMEWORK_SERVER_ARGS = frozenset(
@@ -200,9 +199,8 @@ def run_folder(run: Run) -> None:
 
 
 def model(run: Run) -> None:
-    """The checkpoint's config.json and the model's shape."""
+    """The model's shape and name, from its config.json."""
     args = run.args
-    args.model_arch = read_model_config(args.hf_checkpoint, "--hf-checkpoint")
     if not args.debug_rollout_only:
         fill_shape(args, run.given, run.notes, args.hf_checkpoint)
     if args.model_name is None:

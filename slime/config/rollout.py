@@ -6,6 +6,9 @@ from slime.config.spec import Flag, section
 
 F = Flag
 
+#: Built-in rewards; each also exists with the prefix boxed_.
+RM_TYPES = ("math", "math_verify", "dapo", "deepscaler", "f1", "gpqa", "ifbench", "random", "remote_rm")
+
 ROLLOUT = section(
     "rollout",
     "slime/rollout",

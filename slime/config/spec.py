@@ -91,6 +91,11 @@ class SlimeParser(argparse.ArgumentParser):
 
     def __init__(self):
         super().__init__(prog="train.py", add_help=False, allow_abbrev=False, conflict_handler="error")
+        self._formatter = argparse.HelpFormatter(prog="train.py", width=120)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """Give one formatter: argparse asks for it at every flag, and help is rendered elsewhere."""
+        return self._formatter
 
     def error(self, message: str):
         raise UserError(message)

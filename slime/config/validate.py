@@ -14,6 +14,7 @@ from typing import Any
 from slime.config import algorithm
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
+from slime.config.rollout import RM_TYPES
 from slime.config.spec import Flag, UserError
 from slime.config.status import MODEL_TYPES, UNBUILT
 
@@ -134,6 +135,8 @@ def _rollout(args, given) -> Problems:
         yield "--prompt-data is missing: a .jsonl or .parquet file of prompts"
     if args.load_debug_rollout_data and args.num_rollout is None and args.prompt_data is None:
         yield "--load-debug-rollout-data needs --num-rollout: how many dumps to train on"
+    if args.rm_type and not args.custom_rm_path and args.rm_type.removeprefix("boxed_") not in RM_TYPES:
+        yield f"--rm-type {args.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
     if args.rm_type == "remote_rm" and not args.rm_url:
         yield "--rm-type remote_rm needs --rm-url"
     if args.group_rm and args.eval_datasets and not args.custom_rm_path and not args.rm_type:

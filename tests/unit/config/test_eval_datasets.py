@@ -1,0 +1,112 @@
+"""Evaluation sets from --eval-prompt-data and --eval-config."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slime.utils.eval_config import EvalDatasetConfig
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(data) -> str:
+        path = tmp_path / "eval.yaml"
+        path.write_text(data if isinstance(data, str) else json.dumps(data))
+        return str(path)
+
+    return write_file
+
+
+def test_repetition_adds_and_pairs_may_share_one_occurrence(parse, data):
+    args = parse("--eval-prompt-data", "aime", data, "--eval-prompt-data", "gsm8k", data, "quiz", data)
+    assert [item.name for item in args.eval_datasets] == ["aime", "gsm8k", "quiz"]
+    assert args.eval_prompt_data == ["aime", data, "gsm8k", data, "quiz", data]
+
+
+def test_lone_value_is_a_set_called_aime(parse, data):
+    args = parse("--eval-prompt-data", data)
+    assert [(item.name, item.path) for item in args.eval_datasets] == [("aime", data)]
+
+
+def test_odd_number_of_values_is_refused(parse, data):
+    with pytest.raises(ValueError, match="--eval-prompt-data needs name path pairs, got 3 values"):
+        parse("--eval-prompt-data", "aime", data, "gsm8k")
+
+
+def test_missing_file_names_the_set(parse):
+    with pytest.raises(ValueError, match="evaluation set aime: .*nowhere.jsonl: no such file"):
+        parse("--eval-prompt-data", "aime", "nowhere.jsonl")
+
+
+def test_values_fall_back_from_set_to_defaults_to_flags(parse, write, data):
+    path = write(
+        {
+            "eval": {
+                "defaults": {"top_p": 0.9, "max_response_len": 64, "stop": None},
+                "datasets": {
+                    "contest": {"path": data, "rm_type": "math", "n_samples_per_eval_prompt": 8},
+                    "quiz": {"path": data + "@[0:1]", "temperature": 0.2, "top_p": 0.5},
+                },
+            }
+        }
+    )
+    args = parse(
+        *"--eval-temperature 0.6 --rollout-temperature 0.8 --rollout-top-k 40 --rollout-stop END".split(),
+        *["--eval-config", path, "--eval-prompt-data", "ignored", data],
+    )
+    contest, quiz = args.eval_datasets
+    assert (contest.temperature, contest.top_p, contest.top_k, contest.max_response_len) == (0.6, 0.9, 40, 64)
+    assert (contest.n_samples_per_eval_prompt, contest.rm_type, contest.stop) == (8, "math", None)
+    assert (quiz.temperature, quiz.top_p, quiz.n_samples_per_eval_prompt) == (0.2, 0.5, 1)
+    assert quiz.path == data + "@[0:1]"
+    assert args.eval_prompt_data == ["contest", data, "quiz", data + "@[0:1]"]
+
+
+def test_keys_fall_back_to_the_data_keys(parse, data):
+    item = parse(*"--input-key q --label-key a --eval-label-key b --eval-prompt-data quiz".split(), data).eval_datasets[
+        0
+    ]
+    assert (item.input_key, item.label_key, item.metadata_key, item.tool_key) == ("q", "b", "metadata", "tools")
+
+
+def test_datasets_may_be_a_list_without_the_eval_key(parse, write, data):
+    args = parse("--eval-config", write({"datasets": [{"name": "quiz", "path": data}]}))
+    assert [item.name for item in args.eval_datasets] == ["quiz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("- 1", ValueError, "expected a mapping"),
+        ({"eval": 3}, ValueError, "eval must be a mapping"),
+        ({"datasets": {}}, ValueError, "no datasets"),
+        ({"defaults": {}}, ValueError, "no datasets"),
+        ({"datasets": [{"path": "p"}]}, ValueError, "needs a name"),
+        ({"datasets": "p"}, TypeError, "must be a list or a mapping"),
+        (
+            {"defaults": {"tempratur": 1}, "datasets": {"a": {"path": "p"}}},
+            ValueError,
+            "unknown key tempratur; valid keys",
+        ),
+        ({"datasets": {"a": {"path": "p", "tempratur": 1}}}, TypeError, "data set a: unknown key tempratur"),
+        ({"datasets": {"a": {}}}, TypeError, "data set a has no path"),
+        ({"datasets": [{"name": "a", "path": "p"}, {"name": "a", "path": "q"}]}, ValueError, "a stands twice"),
+        ({"datasets": {"a": {"path": "p", "min_eval_samples": 0}}}, ValueError, "min_eval_samples must be above 0"),
+        (
+            {"datasets": {"a": {"path": "p", "metadata_overrides": 3}}},
+            TypeError,
+            "metadata_overrides must be a mapping",
+        ),
+    ],
+)
+def test_mistakes_in_the_file_are_named(parse, write, content, error, message):
+    with pytest.raises(error, match=message):
+        parse("--eval-config", write(content))
+
+
+def test_record_needs_only_name_and_path():
+    item = EvalDatasetConfig(name="aime", path="/data/aime.jsonl")
+    assert item.temperature is None
+    assert item.cache_key[:2] == ("aime", "/data/aime.jsonl")

@@ -1,0 +1,164 @@
+"""The parser: unknown flags, abbreviations, callers' flags, messages, and what it may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slime.config import UserError, parse_args
+from slime.config.parse import parse_raw
+from slime.utils.arguments import parse_args as old_import_path
+
+
+def test_old_import_path_is_the_same_function():
+    assert old_import_path is parse_args
+
+
+def test_unknown_flag_fails_with_the_nearest_match():
+    with pytest.raises(UserError, match=r"--rollout-batchsize \(did you mean --rollout-batch-size\?\)"):
+        parse_raw(["--rollout-batchsize", "4"])
+
+
+def test_unknown_flag_written_with_equals_sign_gets_a_suggestion():
+    with pytest.raises(UserError, match="did you mean --num-rollout"):
+        parse_raw(["--num-rolout=3"])
+
+
+def test_stray_value_is_named():
+    with pytest.raises(UserError, match="unexpected value 7"):
+        parse_raw(["--num-rollout", "3", "7"])
+
+
+def test_allow_unknown_args_turns_unknown_flags_into_a_note():
+    args, _, notes = parse_raw(["--allow-unknown-args", "--no-such-thing", "--num-rollout", "3"])
+    assert args.num_rollout == 3
+    assert "--no-such-thing" in notes[0]
+
+
+@pytest.mark.parametrize("words", [["--rollout-batch", "4"], ["--sglang-mem-fraction", "0.4"], ["--num-lay", "2"]])
+def test_flags_are_never_abbreviated(words):
+    with pytest.raises(UserError, match="unknown flag"):
+        parse_raw(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num-rollout", "many"], "--num-rollout: invalid int value: 'many'"),
+        (["--lr", "small"], "--lr: invalid float value: 'small'"),
+        (["--kl-loss-type", "k9"], "--kl-loss-type: invalid choice: 'k9'"),
+        (["--train-env-vars", "{"], "--train-env-vars.*is not JSON"),
+        (["--train-env-vars", "[1]"], "is not a JSON object"),
+        (["--num-rollout"], "--num-rollout: expected one argument"),
+    ],
+)
+def test_bad_values_name_flag_and_value(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_raw(words)
+
+
+def test_given_holds_only_what_was_given():
+    args, given, _ = parse_raw(["--num-rollout", "3", "--use-kl-loss"])
+    assert given == {"num_rollout", "use_kl_loss"}
+    assert args.rollout_batch_size == 32
+
+
+def test_list_defaults_are_not_shared_between_parses():
+    first = parse_raw([])[0]
+    first.rollout_sample_hook_path.append("x.y")
+    assert parse_raw([])[0].rollout_sample_hook_path == []
+
+
+def test_callers_flags_come_first_and_win_over_the_frameworks():
+    def add(parser):
+        parser.add_argument("--my-bonus", type=float, default=0.5)
+        parser.add_argument("--max-turns", type=str, default="three")
+        return parser
+
+    args, given, _ = parse_raw(["--my-bonus", "2"], add)
+    assert (args.my_bonus, args.max_turns) == (2.0, "three")
+    assert "my_bonus" in given
+
+
+def test_callers_flag_gets_a_near_match_too():
+    def add(parser):
+        parser.add_argument("--judge-weight", type=float, default=0.5)
+
+    with pytest.raises(UserError, match="did you mean --judge-weight"):
+        parse_raw(["--judge-weigth", "2"], add)
+
+
+def test_repeated_flags_take_the_last_value_and_hooks_add_up():
+    args, _, _ = parse_raw(
+        "--num-rollout 1 --num-rollout 2 --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d".split()
+    )
+    assert args.num_rollout == 2
+    assert args.rollout_sample_hook_path == ["a.b", "c.d"]
+
+
+def test_negative_numbers_are_values():
+    assert parse_raw(["--rollout-top-k", "-1", "--log-probs-chunk-size", "-1"])[0].rollout_top_k == -1
+
+
+def test_log_levels_are_accepted_in_any_case():
+    assert parse_raw(["--sglang-log-level", "INFO"])[0].sglang_log_level == "info"
+
+
+def test_sglang_flags_have_prefixed_attributes():
+    args, _, _ = parse_raw(
+        "--sglang-mem-fraction-static 0.4 --sglang-context-length 8192 --sglang-attention-backend flashinfer "
+        "--sglang-dp-size 2 --sglang-enable-dp-attention --sglang-max-running-requests 64 --sglang-ep-size 2 "
+        "--sglang-chunked-prefill-size 4096 --sglang-cuda-graph-max-bs 128 --sglang-cuda-graph-bs 1 2 4 "
+        "--sglang-enable-deterministic-inference --sglang-server-concurrency 8 --sglang-tool-call-parser qwen25 "
+        "--sglang-reasoning-parser qwen3 --sglang-pp-size 1 --sglang-speculative-algorithm EAGLE".split()
+    )
+    assert args.sglang_mem_fraction_static == 0.4
+    assert args.sglang_context_length == 8192
+    assert args.sglang_cuda_graph_bs == [1, 2, 4]
+    assert args.sglang_enable_deterministic_inference is True
+
+
+@pytest.mark.parametrize("name", ["model-path", "trust-remote-code", "tp-size", "port", "random-seed", "node-rank"])
+def test_server_arguments_that_the_framework_sets_have_no_flag(name):
+    with pytest.raises(UserError, match="unknown flag"):
+        parse_raw([f"--sglang-{name}", "1"])
+
+
+def test_router_flags_have_the_frameworks_defaults():
+    args, _, _ = parse_raw(["--router-policy", "consistent_hashing"])
+    assert args.router_policy == "consistent_hashing"
+    assert (args.router_log_level, args.router_balance_abs_threshold, args.router_balance_rel_threshold) == (
+        "warn",
+        10,
+        1.2,
+    )
+
+
+def test_user_mistake_on_the_real_command_line_ends_cleanly(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--no-such-flag"])
+    with pytest.raises(SystemExit) as end:
+        parse_args()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("slime: error: unknown flag --no-such-flag")
+
+
+def test_nothing_heavy_is_imported(make_model, data):
+    code = f"""
+import sys
+heavy = ("torch", "megatron", "sglang", "sglang_router", "ray", "transformers", "numpy", "omegaconf")
+for name in heavy:
+    sys.modules[name] = None
+from slime.config import parse_args
+args = parse_args(["--hf-checkpoint", {make_model()!r}, "--prompt-data", {data!r}])
+assert args.num_layers == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_parsing_takes_well_under_a_second(parse):
+    start = time.perf_counter()
+    parse()
+    assert time.perf_counter() - start < 1.0
