@@ -23,19 +23,29 @@ class RolloutManager:
     """See the module. ``generate`` and ``eval`` run one at a time; ``progress`` may be called meanwhile."""
 
     def __init__(self, args, slots: Slots, host: str):
-        from slime.observability.logging_utils import configure_logger
-
-        configure_logger(args.log_level, role="rollout")
-        self._args = args
+        self._args, self._slots, self._host = args, slots, host
         self._server = None
         self._trained_by: dict[int, list] = {}
         self._progress = Progress()
-        if not args.debug_train_only:
-            from slime.ray.rollout_server import RolloutServer
 
-            self._server = RolloutServer(args, slots, host)
+    def start(self) -> dict[str, Any]:
+        """Start engines and router, load hooks and prompts meanwhile.
+
+        Returns:
+            {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls"}.
+
+        Raises:
+            ValueError, ImportError, FileNotFoundError: a hook or the prompt data is wrong. RuntimeError: no engine came up.
+        """
+        from slime.observability.logging_utils import configure_logger
+
+        args = self._args
+        configure_logger(args.log_level, role="rollout")
         try:
-            # Reading and filtering prompts overlaps the start of the engines.
+            if not args.debug_train_only:
+                from slime.ray.rollout_server import RolloutServer
+
+                self._server = RolloutServer(args, self._slots, self._host)
             self._load_functions()
             if self._server is not None:
                 self._server.wait_ready()
@@ -45,6 +55,7 @@ class RolloutManager:
         except BaseException:
             self.dispose()
             raise
+        return self._info()
 
     def _load_functions(self) -> None:
         from slime.rollout.data_source_adapter import adapt_class
@@ -61,8 +72,7 @@ class RolloutManager:
 
         return GenerateState(self._args)
 
-    def info(self) -> dict[str, Any]:
-        """{"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls"}."""
+    def _info(self) -> dict[str, Any]:
         args = self._args
         num_rollout, per_epoch = args.num_rollout, None
         if num_rollout is None:

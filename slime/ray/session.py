@@ -88,7 +88,7 @@ class Session:
         self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
         if len(actor_slots):
             self._actor = ActorGroup(args, actor_slots, host)
-        info = wait_for(self._manager.info.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
+        info = wait_for(self._manager.start.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
         if self._actor is not None:

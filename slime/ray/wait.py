@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 _POLL_S = 0.25
+# What a worker raises about the user's flags, files and hooks; everything else is a failure of the run.
+_USER_ERRORS = (ValueError, FileNotFoundError, ImportError)
 
 
 def wait_for(references, what: str, *, deadline_s: float, on_poll: Callable[[], Any] | None = None) -> Any:
@@ -45,9 +47,8 @@ def _value(reference, what: str) -> Any:
         return ray.get(reference, timeout=60)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if error.cause is not None else error
-        user_error = isinstance(cause, (ValueError, FileNotFoundError)) and not isinstance(cause, UnicodeError)
-        if user_error:
-            raise type(cause)(*cause.args) from error
-        raise RuntimeError(f"{what} failed: {cause}") from error
+        if isinstance(cause, _USER_ERRORS):
+            raise ValueError(str(cause)) from error
+        raise RuntimeError(f"{what} failed: {type(cause).__name__}: {cause}") from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"{what}: the process died ({error}). Out of memory is the usual cause") from error

@@ -156,7 +156,7 @@ class MegatronActor:
             batches = ShardBatches(data, stream_multiple(self.args), device.device())
         if self.args.loss_type == "policy_loss":
             self._forward_passes(data, batches)
-        if self._is_last_stage and not self.args.disable_compute_advantages_and_returns:
+        if self._is_last_stage and self.args.compute_advantages_and_returns:
             from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
 
             compute_advantages_and_returns(self.args, data)
