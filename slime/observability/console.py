@@ -1,23 +1,17 @@
 """What a person sees while a run goes on: start notes, a live line, one summary line per round, a closing line.
 
-Invariants: on a terminal one line at the bottom is redrawn; elsewhere a plain line appears at most every 10 s; a progress
-source that fails or answers late never stops the run. It writes text only and does not know how rounds are made.
+Invariants: on a terminal one line at the bottom is redrawn; elsewhere a plain line appears at most every 10 s. It writes
+text only and does not know how rounds are made or where progress comes from.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-logger = logging.getLogger(__name__)
+from collections.abc import Callable, Mapping, Sequence
 
 LOG_INTERVAL_S = 10.0
-POLL_INTERVAL_S = 0.5
-STOP_TIMEOUT_S = 2.0
 
 #: (metric, text before the value, format) of the summary line, in this order; absent metrics are left out.
 SUMMARY = (
@@ -29,8 +23,8 @@ SUMMARY = (
     ("train/grad_norm", "grad", "{:.3f}"),
     ("train/train_rollout_logprob_abs_diff", "logprob gap", "{:.1e}"),
     ("perf/rollout_time", "rollout", "{:.1f}s"),
-    ("perf/train_time", "train", "{:.1f}s"),
-    ("perf/update_weights_time", "sync", "{:.1f}s"),
+    ("perf/train_wall_time", "train", "{:.1f}s"),
+    ("perf/sync_wall_time", "sync", "{:.1f}s"),
 )
 
 
@@ -98,29 +92,6 @@ class Console:
             elif self._clock() - self._logged_at >= LOG_INTERVAL_S:
                 self._logged_at = self._clock()
                 self._print(self.line(snapshot))
-
-    @contextlib.contextmanager
-    def polling(self, fetch: Callable[[], Mapping], interval_s: float = POLL_INTERVAL_S) -> Iterator[None]:
-        """While the block runs, call `fetch` from a thread and show what it returns."""
-        stop = threading.Event()
-
-        def poll():
-            while not stop.wait(interval_s):
-                try:
-                    snapshot = fetch()
-                except Exception as error:
-                    logger.debug("no progress to show: %s", error)
-                    snapshot = {}
-                if not stop.is_set():
-                    self.update(snapshot)
-
-        thread = threading.Thread(target=poll, name="console-poll", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(timeout=STOP_TIMEOUT_S)
 
     def round_summary(self, rollout_id: int, metrics: Mapping[str, float]) -> None:
         """Write the one line that stays of a round."""

@@ -29,12 +29,6 @@ def save_rollout_dump(template: str, rollout_id: int | str, samples: Iterable[Sa
     return path
 
 
-def save_eval_dump(template: str, rollout_id: int, data: Mapping[str, Mapping]) -> Path:
-    """Write the samples of all data sets of one evaluation as `eval_<rollout_id>`."""
-    samples = [sample for results in data.values() for sample in results.get("samples") or []]
-    return save_rollout_dump(template, f"eval_{rollout_id}", samples)
-
-
 def load_rollout_dump(template: str, rollout_id: int | str, subsample: float | None = None) -> list[Sample]:
     """Read the samples of a dump.
 

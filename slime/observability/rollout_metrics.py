@@ -35,6 +35,8 @@ def compute_rollout_metrics(
     """
     metrics = {name if name.startswith(_SECTIONS) else f"rollout/{name}": v for name, v in (extra or {}).items()}
     metrics |= add_prefix("rollout/", sample_metrics(args, samples))
+    if args.debug_rollout_only:  # otherwise the trainer reports the rewards of what it trained on
+        metrics |= _mean_reward(args, samples)
     metrics |= add_prefix("perf/", _throughput(args, samples, rollout_time))
     metrics |= add_prefix("perf/", request_metrics(samples))
     if args.log_passrate:
@@ -190,6 +192,12 @@ def _longest(name: str, lengths: list[int], waits: list[float], rollout_time: fl
 
 def _raw_reward(sample: Sample, reward_key: str | None) -> float | None:
     return _number(sample.metadata.get("raw_reward", sample.reward), reward_key)
+
+
+def _mean_reward(args, samples: Sequence[Sample]) -> dict[str, float]:
+    rewards = [_raw_reward(sample, args.reward_key) for sample in samples]
+    scored = [reward for reward in rewards if reward is not None]
+    return {"rollout/raw_reward": mean(scored)} if scored else {}
 
 
 def _pass_rates(groups: Iterable[list[float]]) -> dict[str, float]:

@@ -1,8 +1,6 @@
 import io
-import threading
 
 from slime.observability.console import Console
-from slime.observability.progress import Progress
 
 
 class FakeClock:
@@ -71,24 +69,3 @@ def test_notes_and_brackets_are_printed_as_they_are():
     console, file, _ = make_console()
     console.start(["--n-samples-per-prompt: 8 [default]"], "/runs/a")
     assert file.getvalue() == "run directory: /runs/a\n  note: --n-samples-per-prompt: 8 [default]\n"
-
-
-def test_polling_shows_progress_and_survives_a_failing_source():
-    console, file, clock = make_console()
-    progress, calls, enough = Progress(), [], threading.Event()
-    progress.set_total("generate", 2)
-    clock.now = 100.0
-
-    def fetch():
-        calls.append(1)
-        if len(calls) >= 3:
-            enough.set()
-        if len(calls) == 1:
-            raise RuntimeError("actor is busy")
-        return progress.snapshot()
-
-    console.begin("generate", 0)
-    with console.polling(fetch, interval_s=0.005):
-        assert enough.wait(5)
-    assert "generate" in file.getvalue()
-    assert not [thread for thread in threading.enumerate() if thread.name == "console-poll"]

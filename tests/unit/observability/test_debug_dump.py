@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from slime.observability.debug_dump import load_rollout_dump, save_eval_dump, save_rollout_dump, take_both_ends
+from slime.observability.debug_dump import load_rollout_dump, save_rollout_dump, take_both_ends
 from slime.utils.types import Sample
 
 
@@ -47,13 +47,6 @@ def test_a_dump_loads_with_weights_only_whatever_a_hook_attached(tmp_path):
     assert plain["array"].tolist() == [0, 1, 2]
     assert (plain["strings"], plain["scalar"], plain["object"], plain["set"]) == (["a"], 0.5, "custom", [1])
     assert plain["status"] == "aborted"
-
-
-def test_evaluations_are_dumped_flat_under_their_own_id(tmp_path):
-    template = str(tmp_path / "{rollout_id}.pt")
-    data = {"a": {"samples": [make_sample(0)]}, "b": {"rewards": [1.0]}, "c": {"samples": [make_sample(1)]}}
-    assert save_eval_dump(template, 4, data).name == "eval_4.pt"
-    assert [s.index for s in load_rollout_dump(template, "eval_4")] == [0, 1]
 
 
 @pytest.mark.parametrize(

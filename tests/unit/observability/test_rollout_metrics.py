@@ -16,6 +16,7 @@ def make_args(**changes):
         "sglang_speculative_algorithm": None,
         "log_reward_category": None,
         "log_passrate": False,
+        "debug_rollout_only": False,
         "log_multi_turn": False,
         "log_correct_samples": False,
         "rollout_num_gpus": 2,
@@ -182,6 +183,12 @@ def test_raw_reward_in_metadata_decides_what_is_correct():
     samples = [make_sample(0.3, 5, metadata={"raw_reward": 1.0}), make_sample(1.0, 9, metadata={"raw_reward": 0.0})]
     metrics = compute_rollout_metrics(make_args(log_correct_samples=True), samples, 1.0)
     assert with_prefix(metrics, "correct_length/") == {f"correct_length/p{p}": 5 for p in (25, 50, 75, 100)}
+
+
+def test_without_a_trainer_the_mean_reward_is_reported_here():
+    samples = [make_sample(1.0), make_sample(None), make_sample(0.0)]
+    assert compute_rollout_metrics(make_args(debug_rollout_only=True), samples, 1.0)["rollout/raw_reward"] == 0.5
+    assert "rollout/raw_reward" not in compute_rollout_metrics(make_args(), samples, 1.0)
 
 
 def test_multi_turn_lengths_and_clip_ratio():
