@@ -7,8 +7,8 @@ keys that are not known here are ignored at the top level, as SGLang does. Knows
 from __future__ import annotations
 
 import itertools
+import os
 import time
-import uuid
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class CallParser:
     def __init__(self, limits: Limits, tokenizer: EngineTokenizer):
         self._limits, self._tokenizer = limits, tokenizer
         self._arrivals = itertools.count()
+        self._names, self._name_prefix = itertools.count(), os.urandom(8).hex()
 
     def parse(self, body: Any) -> GenerateCall:
         """Raises: ValueError saying which key is wrong."""
@@ -129,7 +130,7 @@ class CallParser:
                 seed = sampler.seed_of("engine", limits.random_seed, identity, i)
             requests.append(
                 Request(
-                    rid=rid if rid is not None and params.n == 1 else uuid.uuid4().hex,
+                    rid=rid if rid is not None and params.n == 1 else f"{self._name_prefix}{next(self._names):016x}",
                     parent_rid=rid,
                     prompt_ids=ids,
                     params=params if params.n == 1 else replace(params, n=1),
