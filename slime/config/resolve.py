@@ -215,6 +215,9 @@ def batch_rule(run: Run) -> None:
     rollouts = args.rollout_batch_size * args.n_samples_per_prompt
     shown = f"--rollout-batch-size {args.rollout_batch_size} x --n-samples-per-prompt {args.n_samples_per_prompt} = {rollouts} rollouts"
     steps, batch = args.num_steps_per_rollout, args.global_batch_size
+    if rollouts < 1:  # the range checks name the flag
+        args.global_batch_size, args.num_steps_per_rollout = batch or 0, steps or 0
+        return
     if steps is not None and steps < 1:
         raise UserError(f"--num-steps-per-rollout {steps}: must be at least 1")
     if batch is not None and batch < 1:

@@ -92,6 +92,9 @@ UNBUILT: dict[str, Unbuilt] = {
     ),
 }
 
+#: Values of unbuilt flags that mean "off" though they are not the default.
+OFF_VALUES: dict[str, tuple] = {"expert_tensor_parallel_size": (1,)}
+
 NOOP: dict[str, str] = {
     "http_proxy": "nothing reads it",
     "min_batch_collection_ratio": "nothing reads it",

@@ -16,7 +16,7 @@ from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
 from slime.config.spec import Flag, UserError
-from slime.config.status import MODEL_TYPES, UNBUILT
+from slime.config.status import MODEL_TYPES, OFF_VALUES, UNBUILT
 
 DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
@@ -29,7 +29,7 @@ def _is_used(flag: Flag, value: Any) -> bool:
         return value in values
     if flag.action in ("false", "bool"):
         return value is (not flag.default)
-    return value != flag.default and value is not None
+    return value not in (flag.default, None, *OFF_VALUES.get(flag.dest, ()))
 
 
 def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:

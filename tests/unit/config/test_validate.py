@@ -1,0 +1,194 @@
+"""Checks: what is refused, with the flag and the value in the message."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime.config import UserError
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--rollout-batch-size 0", "--rollout-batch-size 0: must be above 0"),
+        ("--n-samples-per-prompt -1", "--n-samples-per-prompt -1: must be above 0"),
+        ("--rollout-temperature 0", "--rollout-temperature 0.0: must be above 0"),
+        ("--num-rollout -1", "--num-rollout -1: must not be negative"),
+        ("--eval-top-p 1.5", r"--eval-top-p 1.5: must be in \(0, 1\]"),
+        ("--rollout-top-k 0", "--rollout-top-k 0: must be -1"),
+        ("--router-prometheus-port 70000", "--router-prometheus-port 70000: a port is 1 to 65535"),
+        ("--update-weights-interval 0", "--update-weights-interval 0: must be above 0"),
+        ("--debug-rollout-only --debug-train-only", "--debug-rollout-only and --debug-train-only exclude each other"),
+        ("--rollout-num-gpus 0", "--rollout-num-gpus 0: no engine would generate"),
+        (
+            "--rollout-batch-size 8 --over-sampling-batch-size 4",
+            "--over-sampling-batch-size 4 is below --rollout-batch-size 8",
+        ),
+        ("--rollout-max-context-len 64 --rollout-max-prompt-len 64", "--rollout-max-prompt-len 64 leaves no room"),
+        ("--disable-rollout-global-dataset", "--disable-rollout-global-dataset needs --num-rollout"),
+        ("--rm-type remote_rm", "--rm-type remote_rm needs --rm-url"),
+        ("--rm-type maths", "--rm-type maths: one of math"),
+        ("--kl-coef 0.1 --use-kl-loss --kl-loss-coef 0.1", "--kl-coef 0.1 and --kl-loss-coef 0.1: use one of them"),
+        ("--eps-clip-c 0.9", "--eps-clip-c 0.9: must be above 1"),
+        ("--use-rollout-logprobs --use-tis", "--use-rollout-logprobs and --use-tis exclude each other"),
+        ("--get-mismatch-metrics", "--get-mismatch-metrics needs --custom-tis-function-path"),
+        ("--loss-type custom_loss", "--loss-type custom_loss needs --custom-loss-function-path"),
+        ("--tis-clip 1 --tis-clip-low 2", "--tis-clip-low 2.0 is above --tis-clip 1.0"),
+        ("--only-train-params-name-list a --freeze-params-name-list b", "exclude each other"),
+        ("--use-dynamic-batch-size", "--use-dynamic-batch-size needs --max-tokens-per-gpu"),
+        ("--balance-by-flops", "--balance-by-flops needs --use-dynamic-batch-size"),
+        ("--optimizer muon", "--optimizer muon is not built yet"),
+        ("--lr 1e-6 --min-lr 1e-5", "--min-lr 1e-05 is above --lr 1e-06"),
+        ("--recompute-method block", "--recompute-method block needs --recompute-granularity full"),
+        ("--prompt-data nowhere.jsonl", "--prompt-data .*nowhere.jsonl: no such file"),
+        ("--custom-rm-path nowhere.py", "--custom-rm-path .*nowhere.py: no such file"),
+        ("--custom-rm-path reward", "--custom-rm-path reward: expected package.module.attribute"),
+        ("--config-file x", "unknown flag --config-file"),
+    ],
+)
+def test_mistakes_are_refused_with_flag_and_value(parse, words, message):
+    with pytest.raises(UserError, match=message):
+        parse(*words.split())
+
+
+def test_all_problems_come_in_one_error(parse):
+    with pytest.raises(UserError) as error:
+        parse(*"--rollout-temperature 0 --eps-clip-c 0.5 --custom-rm-path nowhere.py".split())
+    text = str(error.value)
+    assert text.startswith("3 problems:")
+    assert "--rollout-temperature" in text and "--eps-clip-c" in text and "--custom-rm-path" in text
+
+
+def test_step_smaller_than_the_ranks_is_refused(parse):
+    words = "--actor-num-gpus-per-node 4 --rollout-batch-size 1 --n-samples-per-prompt 2 --global-batch-size 2"
+    with pytest.raises(UserError, match="--global-batch-size 2 is below the 4 data-parallel ranks"):
+        parse(*words.split())
+
+
+UNEVEN = "--actor-num-gpus-per-node 2 --micro-batch-size 2 --rollout-batch-size 3 --n-samples-per-prompt 2"
+
+
+def test_static_micro_batches_must_fill_a_step(parse):
+    with pytest.raises(
+        UserError, match=r"--global-batch-size 6 does not divide by 2 data-parallel ranks x --micro-batch-size 2 = 4"
+    ):
+        parse(*UNEVEN.split())
+
+
+@pytest.mark.parametrize(
+    "freedom",
+    [
+        "--use-dynamic-batch-size --max-tokens-per-gpu 256",
+        "--custom-generate-function-path a.b",
+        "--debug-rollout-only",
+    ],
+)
+def test_uneven_steps_pass_where_samples_are_packed_or_made_by_the_user(parse, freedom):
+    assert parse(*UNEVEN.split(), *freedom.split()).global_batch_size == 6
+
+
+def test_prompt_data_is_required_by_the_built_in_source_only(make_model):
+    from slime.config import parse_args
+
+    model = make_model()
+    with pytest.raises(UserError, match="--prompt-data is missing"):
+        parse_args(["--hf-checkpoint", model])
+    parse_args(["--hf-checkpoint", model, "--data-source-path", "my.source.Source"])
+    parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "d/{rollout_id}.pt", "--num-rollout", "2"])
+    with pytest.raises(UserError, match="--load-debug-rollout-data needs --num-rollout"):
+        parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "d/{rollout_id}.pt"])
+
+
+def test_data_files_have_known_endings_and_slices(parse, data, tmp_path):
+    (tmp_path / "rows.csv").write_text("a")
+    with pytest.raises(UserError, match="expected a .jsonl or .parquet file"):
+        parse("--prompt-data", "rows.csv")
+    with pytest.raises(UserError, match=r"a slice is @\[first:last\]"):
+        parse("--prompt-data", data + "@[a:b]")
+    for good in ("@[0:1]", "@[-5:]", "@[:10]"):
+        assert parse("--prompt-data", data + good).prompt_data == data + good
+
+
+def test_staleness_bound_that_cannot_be_kept_shows_the_formula(parse):
+    with pytest.raises(UserError, match=r"async_buffer_size 1 \+ update_weights_interval 4 - 1 = 4 versions old"):
+        parse("--update-weights-interval", "4", "--max-staleness", "2")
+    assert parse("--update-weights-interval", "2", "--max-staleness", "2").max_staleness == 2
+
+
+class TestUnbuilt:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--colocate",
+            "--offload",
+            "--offload-train",
+            "--advantage-estimator ppo",
+            "--num-critic-only-steps 1",
+            "--use-opd",
+            "--keep-old-actor",
+            "--use-routing-replay",
+            "--rollout-top-p 0.9",
+            "--update-weight-transport disk",
+            "--update-weight-mode delta",
+            "--release-train",
+            "--rollout-external-engine-addrs 127.0.0.1:1",
+            "--sglang-config /engines.yaml",
+            "--prefill-num-servers 1",
+            "--rollout-num-gpus-per-engine 2",
+            "--tensor-model-parallel-size 2",
+            "--pipeline-model-parallel-size 2",
+            "--context-parallel-size 2",
+            "--expert-model-parallel-size 2",
+            "--num-experts 8",
+            "--mtp-num-layers 1",
+            "--use-wandb",
+            "--profile",
+            "--record-memory-history",
+            "--streaming-data",
+            "--num-data-workers 4",
+            "--use-stateless-adam",
+            "--reset-optimizer-states",
+            "--use-fault-tolerance",
+            "--use-distributed-post",
+            "--rollout-data-transport nixl",
+            "--multi-latent-attention",
+            "--fp8-format hybrid",
+            "--optimizer-cpu-offload",
+            "--train-iters 10",
+            "--data-path corpus",
+        ],
+    )
+    def test_unbuilt_capabilities_are_refused_with_the_flag_and_a_reason(self, parse, words):
+        with pytest.raises(UserError, match=rf"^{words}: .{{10,}}$"):
+            parse(*words.split())
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "--no-offload-train",
+            "--no-offload-rollout",
+            "--rollout-top-p 1.0",
+            "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --context-parallel-size 1",
+            "--update-weight-transport nccl --update-weight-mode full",
+            "--num-data-workers 0",
+            "--rollout-num-gpus-per-engine 1",
+            "--advantage-estimator gspo",
+        ],
+    )
+    def test_values_that_mean_off_are_accepted(self, parse, words):
+        parse(*words.split())
+
+    def test_flags_of_one_capability_stand_together(self, parse):
+        with pytest.raises(UserError) as error:
+            parse(*"--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --colocate".split())
+        text = str(error.value)
+        assert text.count("mixture-of-experts") == 1
+        assert "--moe-grouped-gemm, --moe-router-topk 4, --num-experts 8: mixture" in text
+        assert "--colocate: sharing slots" in text
+
+    def test_values_from_files_are_refused_too(self, parse, tmp_path):
+        for flag in ("--config", "--custom-config-path"):
+            path = tmp_path / "run.yaml"
+            path.write_text("colocate: true\n")
+            with pytest.raises(UserError, match="--colocate: sharing slots"):
+                parse(flag, str(path))
