@@ -112,7 +112,9 @@ class Recorder:
             shared = len(chain.prompt_ids)
             edited = owner is not None and chain.owner == owner and ids[:shared] == chain.prompt_ids
             if edited and len(conversation) > 1 and _same(conversation[:1], chain.messages[:1]):
-                logger.debug("conversation of sample %s was edited: earlier turns become masked context", self._index(owner))
+                logger.debug(
+                    "conversation of sample %s was edited: earlier turns become masked context", self._index(owner)
+                )
                 fresh = Chain(owner, chain.prompt_ids, [], num_retokenized=len(ids) - shared)
                 self.chains[self.chains.index(chain)] = fresh
                 return fresh, Segment(ids[shared:])
@@ -264,7 +266,8 @@ def _record(tokenizer, chain: Chain, context: Segment | None, output: dict[str, 
 def _same(messages: list[dict], others: list[dict]) -> bool:
     """Whether two message lists say the same; our own answers are compared by content without outer spaces."""
     return len(messages) == len(others) and all(
-        a.get("role") == b.get("role") and _text(a).strip() == _text(b).strip() for a, b in zip(messages, others, strict=True)
+        a.get("role") == b.get("role") and _text(a).strip() == _text(b).strip()
+        for a, b in zip(messages, others, strict=True)
     )
 
 

@@ -19,7 +19,9 @@ from slime.utils.hook_forms import accepts_keyword
 from slime.utils.types import Sample
 
 
-async def call_sample_generate(args, function: Callable, sample: Sample, sampling_params: dict, evaluation: bool) -> Any:
+async def call_sample_generate(
+    args, function: Callable, sample: Sample, sampling_params: dict, evaluation: bool
+) -> Any:
     """`function(args, sample, sampling_params[, evaluation])`; returns a Sample or a list of them."""
     keywords = {"evaluation": evaluation} if accepts_keyword(function, "evaluation") else {}
     prompt = copy.deepcopy(sample.prompt)
@@ -56,7 +58,9 @@ async def call_list_generate(
             results = await results
     if not isinstance(results, (list, tuple)) or len(results) != len(samples):
         found = f"{len(results)} results" if isinstance(results, (list, tuple)) else f"a {type(results).__name__}"
-        raise ValueError(f"--custom-generate-function-path: {_name(function)} returned {found} for {len(samples)} samples")
+        raise ValueError(
+            f"--custom-generate-function-path: {_name(function)} returned {found} for {len(samples)} samples"
+        )
     recorder.attribute_rest()
     for position, result in enumerate(results):
         _check_result(function, result)

@@ -149,7 +149,12 @@ class RolloutDataSource(DataSource):
         """Number of prompts by outcome, in flight and waiting; `per_prompt`: data set row -> outcome counts."""
         with self._lock:
             per_prompt = {row: dict(counts) for row, counts in self.ledger.per_prompt.items()}
-            return {"epoch": self.epoch_id, **self.ledger.counts(), "requeued": len(self._requeued), "per_prompt": per_prompt}
+            return {
+                "epoch": self.epoch_id,
+                **self.ledger.counts(),
+                "requeued": len(self._requeued),
+                "per_prompt": per_prompt,
+            }
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -192,7 +197,10 @@ class RolloutDataSource(DataSource):
                 f"the checkpoint was written with {saved['rows']} prompts, --prompt-data {self.args.prompt_data} now gives "
                 f"{len(self)}; continue with the same data, or start over with --no-resume"
             )
-        if saved is not None and (saved["seed"], saved["shuffle"]) != (self.args.rollout_seed, self.args.rollout_shuffle):
+        if saved is not None and (saved["seed"], saved["shuffle"]) != (
+            self.args.rollout_seed,
+            self.args.rollout_shuffle,
+        ):
             logger.warning("--rollout-seed or --rollout-shuffle differ from the checkpoint: this epoch's order changes")
 
     def save(self, rollout_id: int) -> None:
@@ -325,8 +333,8 @@ def _load_dataset(args) -> PromptSet | None:
     tokenizer = processor = None
     fmt: RowFormat = rollout_row_format(args)
     if args.hf_checkpoint:
-        tokenizer = load_tokenizer(args.hf_checkpoint)
-        processor = load_processor(args.hf_checkpoint)
+        tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
+        processor = load_processor(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
         if args.dump_details:
             tokenizer.save_pretrained(os.path.join(args.dump_details, "tokenizer"))
             if processor is not None:

@@ -68,7 +68,9 @@ class DataSourceAdapter(DataSource):
             return row_to_sample(item, where, RowFormat.from_args(self.args).detect_keys(item))
         if isinstance(item, (str, list)):
             return Sample(prompt=item)
-        raise ValueError(f"--data-source-path: get_samples returned a {type(item).__name__}, expected samples or groups of samples")
+        raise ValueError(
+            f"--data-source-path: get_samples returned a {type(item).__name__}, expected samples or groups of samples"
+        )
 
     def _group(self, samples: list[Sample], num_samples: int) -> list[list[Sample]]:
         """Flat samples as groups: `num_samples` whole groups in a row, else one prompt each, copied."""

@@ -28,11 +28,16 @@ def get_model_url(args, model_name: str = "default", endpoint: str = "/generate"
 
 async def worker_urls(args) -> list[str]:
     """Engines behind all routers of the run."""
-    routers = {(args.sglang_router_ip, args.sglang_router_port), *map(tuple, (args.sglang_model_routers or {}).values())}
+    routers = {
+        (args.sglang_router_ip, args.sglang_router_port),
+        *map(tuple, (args.sglang_model_routers or {}).values()),
+    }
     urls: list[str] = []
     for ip, port in sorted(routers, key=str):
         try:
-            body = await http_utils.get(f"http://{http_utils.format_host(ip)}:{port}/workers", deadline_s=CONTROL_TIMEOUT_S)
+            body = await http_utils.get(
+                f"http://{http_utils.format_host(ip)}:{port}/workers", deadline_s=CONTROL_TIMEOUT_S
+            )
             urls += [worker["url"] for worker in body["workers"] if worker["url"] not in urls]
         except (RuntimeError, KeyError, TypeError) as error:
             logger.warning("cannot list the engines of router %s:%s: %s", ip, port, error)
@@ -49,7 +54,9 @@ async def _abort_worker(url: str) -> None:
     load: Any = None
     while time.monotonic() < deadline:
         try:
-            await http_utils.post(f"{url}/abort_request", {"abort_all": True}, max_retries=2, deadline_s=CONTROL_TIMEOUT_S)
+            await http_utils.post(
+                f"{url}/abort_request", {"abort_all": True}, max_retries=2, deadline_s=CONTROL_TIMEOUT_S
+            )
         except RuntimeError as error:
             logger.warning("engine %s did not take the abort: %s", url, error)
             return

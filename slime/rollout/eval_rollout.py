@@ -40,7 +40,9 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dic
     calls, index = [], 0
     params = eval_sampling_params(args, dataset_cfg)
     for prompt in prompts.samples:
-        group = [_eval_sample(args, dataset_cfg, prompt, index + j) for j in range(dataset_cfg.n_samples_per_eval_prompt)]
+        group = [
+            _eval_sample(args, dataset_cfg, prompt, index + j) for j in range(dataset_cfg.n_samples_per_eval_prompt)
+        ]
         index += len(group)
         calls.append(_eval_group(args, dataset_cfg, group, params))
     results = await generation.gather_or_cancel(calls)
@@ -88,6 +90,7 @@ def _seeded(args, dataset_cfg, sample: Sample, params: dict[str, Any]) -> dict[s
 
 def eval_sampling_params(args, dataset_cfg) -> dict[str, Any]:
     """The `sampling_params` of an evaluation request."""
+    skip_special = dataset_cfg.skip_special_tokens
     params = {
         "temperature": dataset_cfg.temperature,
         "top_p": dataset_cfg.top_p,
@@ -95,8 +98,8 @@ def eval_sampling_params(args, dataset_cfg) -> dict[str, Any]:
         "max_new_tokens": dataset_cfg.max_response_len,
         "stop": dataset_cfg.stop,
         "stop_token_ids": dataset_cfg.stop_token_ids,
-        "skip_special_tokens": dataset_cfg.skip_special_tokens,
-        "no_stop_trim": dataset_cfg.no_stop_trim,
+        "skip_special_tokens": args.rollout_skip_special_tokens if skip_special is None else skip_special,
+        "no_stop_trim": dataset_cfg.no_stop_trim is not False,
     }
     for name in ("min_new_tokens", "repetition_penalty"):
         if getattr(dataset_cfg, name) is not None:
@@ -132,7 +135,7 @@ def eval_row_format(args, dataset_cfg) -> RowFormat:
         metadata_key=dataset_cfg.metadata_key,
         tool_key=dataset_cfg.tool_key,
         multimodal_keys=dataset_cfg.multimodal_keys,
-        apply_chat_template=dataset_cfg.apply_chat_template,
+        apply_chat_template=bool(dataset_cfg.apply_chat_template),
         apply_chat_template_kwargs=dataset_cfg.apply_chat_template_kwargs or {},
         max_prompt_len=args.eval_max_prompt_len,
         strict=args.strict_args,

@@ -30,8 +30,8 @@ class _PerArgs:
     def __init__(self, args) -> None:
         self.args = args
         self.progress = Progress()
-        self.tokenizer = load_tokenizer(args.hf_checkpoint)
-        self.processor = load_processor(args.hf_checkpoint)
+        self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
+        self.processor = load_processor(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
 
 
 _shared: dict[int, _PerArgs] = {}

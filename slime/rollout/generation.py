@@ -98,9 +98,15 @@ async def generate_and_rm(
             if path is None:
                 result = await generate(args, sample, sampling_params, evaluation=evaluation)
             elif _is_list_form(path):
-                result = (await call_list_generate(args, load_hook(path, GENERATE_OPTION), [sample], sampling_params, evaluation))[0]
+                result = (
+                    await call_list_generate(
+                        args, load_hook(path, GENERATE_OPTION), [sample], sampling_params, evaluation
+                    )
+                )[0]
             else:
-                result = await call_sample_generate(args, load_hook(path, GENERATE_OPTION), sample, sampling_params, evaluation)
+                result = await call_sample_generate(
+                    args, load_hook(path, GENERATE_OPTION), sample, sampling_params, evaluation
+                )
         return await _hooks_and_reward(args, sample, result, evaluation)
 
 
@@ -121,7 +127,9 @@ async def generate_and_rm_group(
         else:
             results = await gather_or_cancel(
                 [
-                    generate_and_rm(args, item, sample_params(args, state, item, sampling_params, evaluation), evaluation)
+                    generate_and_rm(
+                        args, item, sample_params(args, state, item, sampling_params, evaluation), evaluation
+                    )
                     if isinstance(item, Sample)
                     else _rescore_split(args, item, evaluation)
                     for item in group
@@ -140,7 +148,9 @@ async def score_group_once(args, results: list) -> None:
         await score_group(args, leaves)
 
 
-def sample_params(args, state: GenerateState, sample: Sample, sampling_params: dict, evaluation: bool) -> dict[str, Any]:
+def sample_params(
+    args, state: GenerateState, sample: Sample, sampling_params: dict, evaluation: bool
+) -> dict[str, Any]:
     """A private copy of the sampling parameters, with the sample's own seed in a training round."""
     params = dict(sampling_params)
     if not evaluation and uses_sampling_seeds(args):
@@ -231,7 +241,9 @@ async def _generate_list_group(args, path: str, group: list, sampling_params: di
                 for sample in todo:
                     sample.status = Sample.Status.ABORTED
                 return group
-            outputs = await call_list_generate(args, load_hook(path, GENERATE_OPTION), todo, sampling_params, evaluation)
+            outputs = await call_list_generate(
+                args, load_hook(path, GENERATE_OPTION), todo, sampling_params, evaluation
+            )
     by_id = {id(sample): output for sample, output in zip(todo, outputs, strict=True)}
     return await gather_or_cancel(
         [

@@ -88,7 +88,12 @@ def request_headers(args, sample: Sample) -> dict[str, str] | None:
 def mark_prompt_too_long(args, state: GenerateState, sample: Sample, evaluation: bool) -> None:
     """The prompt leaves no room for a response: FAILED with reward 0; training drops its group."""
     limit = context_limit(args, evaluation)
-    logger.warning("sample %s: prompt of %d tokens leaves no room in a context of %s: skipped", sample.index, len(sample.tokens), limit)
+    logger.warning(
+        "sample %s: prompt of %d tokens leaves no room in a context of %s: skipped",
+        sample.index,
+        len(sample.tokens),
+        limit,
+    )
     key = (args.eval_reward_key or args.reward_key) if evaluation else args.reward_key
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.reward = {key: 0.0} if key else 0.0

@@ -28,6 +28,8 @@ async def apply_sample_hooks(args, result: Any, *, rollout_id: int | None = None
         if inspect.isawaitable(output):
             output = await output
         if output is not None and not isinstance(output, Sample):
-            raise TypeError(f"--rollout-sample-hook-path {path} returned a {type(output).__name__}, expected a Sample or None")
+            raise TypeError(
+                f"--rollout-sample-hook-path {path} returned a {type(output).__name__}, expected a Sample or None"
+            )
         result = result if output is None else output
     return result

@@ -46,7 +46,7 @@ class TrainRound:
         self.surplus: list[list] = []
         self.dropped = MetricGatherer()
         self.num_dropped = 0
-        self.origin: dict[asyncio.Task, list[Sample]] = {}
+        self.origin: dict[asyncio.Task, list[Sample]] = {}  # groups as handed out, until dropped
 
     async def run(self) -> RolloutFnTrainOutput:
         self.state.reset()
@@ -88,23 +88,24 @@ class TrainRound:
         size = self.args.n_samples_per_prompt
         assert len(group) == size, f"a group came back with {len(group)} entries, --n-samples-per-prompt is {size}"
         if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves_of(group)):
-            self._drop(group, PROMPT_TOO_LONG, "failed")
+            self._drop(task, group, PROMPT_TOO_LONG, "failed")
             return
         if any(leaf.status == Sample.Status.ABORTED for leaf in leaves_of(group)):
-            self._retry(group)
+            self._retry(task, group)
             return
         self.all_groups.append(group)
         verdict = call_dynamic_filter(self.filter, self.args, group)
         insufficient = self.state.remaining_batch_size <= self.target
         if not verdict.keep and not (verdict.keep_when_insufficient and insufficient):
-            self._drop(group, verdict.reason, "filtered")
+            self._drop(task, group, verdict.reason, "filtered")
         elif len(self.kept) < self.target:
             self.kept.append(group)
             self.state.progress.add("generate", 1)
         else:
             self.surplus.append(group)
 
-    def _drop(self, group: list, reason: str | None, outcome: str) -> None:
+    def _drop(self, task: asyncio.Task, group: list, reason: str | None, outcome: str) -> None:
+        del self.origin[task]
         self.state.remaining_batch_size -= 1
         self.num_dropped += 1
         self.dropped.on_dynamic_filter_drop(reason)
@@ -116,8 +117,9 @@ class TrainRound:
                 f"{self.dropped.collect()}; check the reward, --dynamic-sampling-filter-path and the prompt lengths"
             )
 
-    def _retry(self, group: list) -> None:
+    def _retry(self, task: asyncio.Task, group: list) -> None:
         """A group aborted from outside while the round goes on (a paused engine) is continued."""
+        del self.origin[task]
         self.state.remaining_batch_size -= 1
         self.state.counters["aborted_outside"] += 1
         self.data_source.add_samples([self._for_buffer(group)])
@@ -145,11 +147,15 @@ class TrainRound:
         return group
 
     async def _cancel_all(self) -> None:
-        """After an error: cancel and await every task, free the engines, make the state ready for the next round."""
-        tasks = list(self.state.pendings)
-        for task in tasks:
+        """After an error: stop every task, free the engines, give the prompts back, be ready for the next round."""
+        for task in self.origin:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self.origin, return_exceptions=True)
+        await abort_all(self.args)
+        groups = sorted(self.origin.values(), key=_first_index)
+        for leaf in leaves_of(groups):
+            leaf.reset_response()
+        self.data_source.add_samples(groups)
         self.state.reset()
 
     def _finish(self, leftovers: list[list]) -> RolloutFnTrainOutput:
@@ -162,7 +168,9 @@ class TrainRound:
         leftovers = [group for group in leftovers if not _is_finished(group)]
         metrics = self._metrics(leftovers, dict(counters))
         self.state.reset()
-        self.data_source.add_samples([self._for_buffer(group) for group in sorted(self.surplus + leftovers, key=_first_index)])
+        self.data_source.add_samples(
+            [self._for_buffer(group) for group in sorted(self.surplus + leftovers, key=_first_index)]
+        )
         self.data_source.mark_delivered(self.kept, self.rollout_id)
         if args.rollout_sample_filter_path:
             load_hook(args.rollout_sample_filter_path, "rollout_sample_filter_path")(args, self.kept)
@@ -223,7 +231,9 @@ async def abort(args, rollout_id: int) -> None:
         return
     _, late = await asyncio.wait(state.pendings, timeout=ABORT_GRACE_S)
     if late:
-        logger.warning("round %d: %d groups did not stop %.0f s after the abort: cancelled", rollout_id, len(late), ABORT_GRACE_S)
+        logger.warning(
+            "round %d: %d groups did not stop %.0f s after the abort: cancelled", rollout_id, len(late), ABORT_GRACE_S
+        )
     for task in late:
         task.cancel()
     await asyncio.gather(*state.pendings, return_exceptions=True)

@@ -179,10 +179,11 @@ def _messages_or_text(prompt: Any, location: str) -> str | list[dict]:
         return prompt
     is_messages = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m for m in prompt)
     if not is_messages:
-        raise ValueError(f"{location}: a prompt must be text or a non-empty list of messages with a role, found {prompt!r:.200}")
+        raise ValueError(
+            f"{location}: a prompt must be text or a non-empty list of messages with a role, found {prompt!r:.200}"
+        )
     return [
-        {key: value for key, value in message.items() if value is not None or key == "content"}
-        for message in prompt
+        {key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt
     ]
 
 
@@ -191,7 +192,9 @@ def _metadata(row: dict, fmt: RowFormat, location: str) -> dict:
     if isinstance(metadata, str) and metadata:
         metadata = json.loads(metadata)
     if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"{location}: {fmt.metadata_key!r} (--metadata-key) must be an object, found {metadata!r:.200}")
+        raise ValueError(
+            f"{location}: {fmt.metadata_key!r} (--metadata-key) must be an object, found {metadata!r:.200}"
+        )
     return metadata or {}
 
 
@@ -235,7 +238,13 @@ class PromptSet:
         self.num_too_long = num_rows - len(self.samples)
         self._position = 0
         if self.num_too_long:
-            logger.warning("%s: dropped %d of %d prompts longer than %d tokens", path, self.num_too_long, num_rows, fmt.max_prompt_len)
+            logger.warning(
+                "%s: dropped %d of %d prompts longer than %d tokens",
+                path,
+                self.num_too_long,
+                num_rows,
+                fmt.max_prompt_len,
+            )
         if not self.samples:
             raise ValueError(
                 f"{path} holds no usable prompt: {num_rows} rows after the slice, {self.num_too_long} of them longer than "

@@ -40,7 +40,9 @@ def generate_form(function: Callable) -> str:
         ValueError: the signature fits neither.
     """
     names = parameter_names(function)
-    has_varargs = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
+    has_varargs = any(
+        p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()
+    )
     if len(names) >= 2 and names[1] in BATCH_NAMES and "sampling_params" not in names:
         return "list"
     if len(names) >= 3 and names[2] != "evaluation" or has_varargs:

@@ -69,7 +69,7 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
         try:
             status, body = await asyncio.wait_for(_exchange(method, url, payload, headers), left_s)
         except asyncio.TimeoutError:
-            last = f"no answer within {budget_s:.0f} s"
+            last = f"no answer within {budget_s:g} s"
             break
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
             last = f"{type(error).__name__}: {error}"
@@ -82,7 +82,10 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
         if attempt + 1 < max_retries:
             await asyncio.sleep(min(MAX_BACKOFF_S, 0.05 * 2**attempt, max(0.0, left_s)))
     elapsed = time.monotonic() - started
-    raise RuntimeError(f"{method} {url} failed: {attempt + 1} attempts in {elapsed:.1f} s (budget {budget_s:.0f} s), last: {last}")
+    raise RuntimeError(
+        f"{method} {url} failed: {attempt + 1} attempts in {elapsed:.1f} s (budget {budget_s:g} s, {max_retries} attempts), "
+        f"last: {last}"
+    )
 
 
 async def _exchange(method: str, url: str, payload, headers) -> tuple[int, str]:

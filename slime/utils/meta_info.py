@@ -110,7 +110,9 @@ def _top_p_arrays(sample, num_tokens: int, meta_info: dict):
 def check_top_p(sample) -> None:
     offsets, ids = sample.rollout_top_p_token_offsets, sample.rollout_top_p_token_ids
     if (offsets is None) != (ids is None):
-        raise ValueError(f"sample {sample.index}: rollout_top_p_token_ids and _offsets must both be set or both be None")
+        raise ValueError(
+            f"sample {sample.index}: rollout_top_p_token_ids and _offsets must both be set or both be None"
+        )
     if offsets is None:
         return
     check_span(sample.index, "rollout_top_p_token_offsets", len(offsets) - 1, sample.response_length)
@@ -155,4 +157,6 @@ def check_routed_experts(sample) -> None:
     experts = sample.rollout_routed_experts
     expected = max(0, len(sample.tokens) - 1)
     if experts is not None and len(experts) > expected:
-        raise ValueError(f"sample {sample.index}: rollout_routed_experts has {len(experts)} rows for {expected + 1} tokens")
+        raise ValueError(
+            f"sample {sample.index}: rollout_routed_experts has {len(experts)} rows for {expected + 1} tokens"
+        )

@@ -165,7 +165,9 @@ def _load_file(file: str, path: str, option: str | None) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, ImportError):
-            raise ImportError(f"{_flag(option)}cannot import {path!r}: {error}; searched {_search_path_text()}") from error
+            raise ImportError(
+                f"{_flag(option)}cannot import {path!r}: {error}; searched {_search_path_text()}"
+            ) from error
         raise
     return module
 
@@ -203,7 +205,9 @@ def _public_names(module: ModuleType) -> list[str]:
 
 def _search_attribute(module: ModuleType, path: str, option: str | None) -> str:
     if option is None:
-        raise ImportError(f"{path!r} names a file without an attribute; write file.py:attr, one of {_public_names(module)}")
+        raise ImportError(
+            f"{path!r} names a file without an attribute; write file.py:attr, one of {_public_names(module)}"
+        )
     if option == "data_source_path":
         found = _data_source_classes(module)
         wanted: tuple[str, ...] = ("a class with get_samples",)

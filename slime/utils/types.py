@@ -242,7 +242,9 @@ class Sample:
         """Raise ValueError naming the field and the token span that does not fit."""
         total, length = len(self.tokens), self.response_length
         if not 0 <= length <= total:
-            raise ValueError(f"sample {self.index}: response_length {length} with {total} tokens: no room for the response")
+            raise ValueError(
+                f"sample {self.index}: response_length {length} with {total} tokens: no room for the response"
+            )
         for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs", "token_weight_versions"):
             values = getattr(self, name)
             if values is None or (name == "token_weight_versions" and not values):

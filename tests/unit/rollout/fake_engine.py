@@ -13,7 +13,9 @@ from typing import Any
 from aiohttp import web
 
 
-def reply(ids: list[int], text: str = "", finish: str = "stop", version: str | None = "1", **meta: Any) -> dict[str, Any]:
+def reply(
+    ids: list[int], text: str = "", finish: str = "stop", version: str | None = "1", **meta: Any
+) -> dict[str, Any]:
     """A `/generate` answer with these sampled ids, each with log-prob -0.5."""
     meta_info = {
         "output_token_logprobs": [[-0.5, token, None] for token in ids],
@@ -52,7 +54,9 @@ class FakeEngine:
         self._loop.run_until_complete(self._start())
         self._ready.set()
         self._loop.run_forever()
+        self._abort_event.set()
         self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.run_until_complete(asyncio.sleep(0))
 
     async def _start(self) -> None:
         self._abort_event = asyncio.Event()

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from slime.utils.types import Sample
+
+seen: dict[str, list] = {"groups": [], "all": [], "batch": []}
+
 
 async def one(args, sample, **kwargs):
     return 1.0
@@ -11,13 +17,63 @@ async def by_index(args, sample, **kwargs):
     return float(sample.index % 2)
 
 
-async def async_rm(args, sample):
-    from slime.utils.misc import load_hook
+async def slow_for_late_groups(args, sample, **kwargs):
+    if sample.group_index >= args.rollout_batch_size:
+        await asyncio.sleep(600)
+    return 1.0
 
-    return await load_hook(sample.custom_rm_path or args.custom_rm_path, "custom_rm_path")(args, sample)
+
+async def hangs_on_index_1(args, sample, **kwargs):
+    if sample.index == 1:
+        await asyncio.sleep(600)
+    return 1.0
 
 
-async def batched_async_rm(args, samples):
-    from slime.utils.misc import load_hook
+async def always_raises(args, sample, **kwargs):
+    raise KeyError("judge")
 
-    return await load_hook(args.custom_rm_path, "custom_rm_path")(args, samples)
+
+async def raises_on_index_1(args, sample, **kwargs):
+    if sample.index == 1:
+        raise KeyError("judge")
+    return 1.0
+
+
+async def dict_or_none(args, sample, **kwargs):
+    return None if sample.group_index == 1 else {"acc": sample.index % 2, "len": 3}
+
+
+async def batch(args, samples, **kwargs):
+    seen["batch"].append([s.index for s in samples])
+    return [float(len(samples))] * len(samples)
+
+
+def keep_odd_groups(args, samples, **kwargs):
+    return samples[0].group_index % 2 == 1
+
+
+def drop_all(args, samples, **kwargs):
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+
+    return DynamicFilterOutput(keep=False, reason="never")
+
+
+def remember_kept(args, groups):
+    seen["groups"].append(groups)
+    groups[0][0].remove_sample = True
+
+
+def remember_all(args, all_groups, data_source):
+    seen["all"].append((all_groups, data_source))
+
+
+def tag_hook(args, sample, *, rollout_id=None, evaluation=False):
+    sample.metadata["tag"] = (rollout_id, evaluation)
+
+
+async def replace_hook(args, sample):
+    return Sample.from_dict({**sample.to_dict(), "label": "replaced"})
+
+
+def wrong_hook(args, sample, **kwargs):
+    return 3

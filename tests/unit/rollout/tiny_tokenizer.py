@@ -28,7 +28,9 @@ def build(folder: Path, template: str | None = CHATML, add_bos: bool = False) ->
 
     tokenizer.decoder = decoders.Fuse()
     if add_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", vocab["<s>"])]
+        )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>" if add_bos else None,

@@ -1,0 +1,134 @@
+"""Fixtures of the rollout tests; `conftest.py` of each folder that needs them imports all."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from fake_engine import FakeEngine
+from tiny_tokenizer import build
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory) -> str:
+    return build(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture
+def engine():
+    fake = FakeEngine()
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def write_rows(tmp_path):
+    def write(rows, name="data.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def make_args(tokenizer_dir, write_rows):
+    """Arguments that the rollout reads; the default data has 10 prompts "p0".."p9"."""
+
+    def make(engine=None, **overrides) -> SimpleNamespace:
+        values = dict(
+            hf_checkpoint=tokenizer_dir,
+            model_arch={"max_position_embeddings": 512},
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=engine.port if engine else 1,
+            sglang_model_routers=None,
+            sglang_server_concurrency=64,
+            sglang_dp_size=1,
+            sglang_context_length=None,
+            sglang_speculative_algorithm=None,
+            sglang_enable_deterministic_inference=False,
+            sglang_router_request_timeout_secs=20,
+            router_policy="round_robin",
+            rollout_engine="embedded",
+            rollout_num_engines=1,
+            rollout_seed=42,
+            rollout_shuffle=False,
+            rollout_batch_size=2,
+            over_sampling_batch_size=None,
+            n_samples_per_prompt=2,
+            rollout_global_dataset=True,
+            prompt_data=None,
+            input_key="input",
+            label_key=None,
+            metadata_key="metadata",
+            tool_key="tools",
+            multimodal_keys=None,
+            apply_chat_template=False,
+            apply_chat_template_kwargs={},
+            rollout_max_prompt_len=None,
+            rollout_max_response_len=16,
+            rollout_max_context_len=None,
+            rollout_temperature=1.0,
+            rollout_top_p=1.0,
+            rollout_top_k=-1,
+            rollout_stop=None,
+            rollout_stop_token_ids=None,
+            rollout_skip_special_tokens=False,
+            use_rollout_routing_replay=False,
+            partial_rollout=False,
+            mask_offpolicy_in_partial_rollout=False,
+            custom_generate_function_path=None,
+            rollout_sample_hook_path=[],
+            custom_rm_path="stub_rm.one",
+            rm_type=None,
+            rm_timeout=5.0,
+            rm_url=None,
+            rm_model_path=None,
+            group_rm=False,
+            reward_key=None,
+            eval_reward_key=None,
+            eval_max_prompt_len=None,
+            eval_max_context_len=None,
+            eval_datasets=[],
+            dynamic_sampling_filter_path=None,
+            buffer_filter_path=None,
+            rollout_sample_filter_path=None,
+            rollout_all_samples_process_path=None,
+            data_source_path="slime.rollout.data_source.RolloutDataSourceWithBuffer",
+            num_data_workers=0,
+            streaming_data=False,
+            strict_args=False,
+            dump_details=None,
+            save=None,
+            load=None,
+            max_turns=None,
+            num_layers=2,
+            moe_router_topk=2,
+            trust_remote_code=False,
+        )
+        values.update(overrides)
+        if values["prompt_data"] is None:
+            values["prompt_data"] = write_rows([{"input": f"p{i}", "label": str(i)} for i in range(10)])
+        return SimpleNamespace(**values)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def stub_rewards_until_available(monkeypatch):
+    """rm_hub's dispatch, reduced to custom hooks, where it cannot be imported."""
+    import slime.rollout.rm_hub as hub
+
+    if hasattr(hub, "async_rm"):
+        return
+    from slime.utils.misc import load_hook
+
+    async def async_rm(args, sample):
+        return await load_hook(sample.custom_rm_path or args.custom_rm_path, "custom_rm_path")(args, sample)
+
+    async def batched_async_rm(args, samples):
+        return await load_hook(args.custom_rm_path, "custom_rm_path")(args, samples)
+
+    monkeypatch.setattr(hub, "async_rm", async_rm, raising=False)
+    monkeypatch.setattr(hub, "batched_async_rm", batched_async_rm, raising=False)
