@@ -8,10 +8,12 @@ It does not know what the flags mean: resolve.py derives, validate.py checks.
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from slime.config import registry
@@ -87,11 +89,28 @@ def _defaults(parser: argparse.ArgumentParser) -> dict[str, Any]:
         default = action.default
         if isinstance(default, str) and action.type is not None:
             default = parser._get_value(action, default)
-        values.setdefault(action.dest, list(default) if isinstance(default, list) else default)
+        values.setdefault(action.dest, default)
         action.default = argparse.SUPPRESS
     values |= parser._defaults
     parser._defaults.clear()
     return values
+
+
+@lru_cache(maxsize=1)
+def standard_parser() -> tuple[SlimeParser, dict[str, Any]]:
+    """Give the parser without a caller's flags, and the defaults that were taken out of it; built once."""
+    parser = build_parser()
+    return parser, _defaults(parser)
+
+
+def _parser_and_defaults(add_custom_arguments: AddArguments | None) -> tuple[SlimeParser, dict[str, Any]]:
+    """Give a parser and fresh copies of its defaults."""
+    if add_custom_arguments is None:
+        parser, defaults = standard_parser()
+    else:
+        parser = build_parser(add_custom_arguments)
+        defaults = _defaults(parser)
+    return parser, copy.deepcopy(defaults)
 
 
 def _unknown_message(unknown: list[str], parser: argparse.ArgumentParser) -> str:
@@ -115,8 +134,7 @@ def parse_raw(
     notes to be said at start.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = build_parser(add_custom_arguments)
-    defaults = _defaults(parser)
+    parser, defaults = _parser_and_defaults(add_custom_arguments)
     given, unknown = parser.parse_known_args(words)
     notes: list[str] = []
     if unknown:

@@ -97,11 +97,11 @@ def file_values(path: str, parser: argparse.ArgumentParser, notes: list[str]) ->
 
 def apply_custom_config(args: argparse.Namespace, given: set[str], notes: list[str]) -> None:
     """Set every key of --custom-config-path on args: the file wins, keys that no flag has are kept and named."""
-    from slime.config.parse import build_parser
+    from slime.config.parse import standard_parser
 
     if not args.custom_config_path:
         return
-    parser = build_parser()
+    parser, _ = standard_parser()
     table = {action.dest: action for action in parser._actions}
     unknown = []
     for key, value in read_mapping(args.custom_config_path, "--custom-config-path").items():
