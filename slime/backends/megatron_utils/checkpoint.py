@@ -69,9 +69,12 @@ def save(args, directory: str, model: list, optimizer, scheduler) -> None:
     """Write the trainer's state into `directory`, which exists and is shared by all ranks."""
     from megatron.core import dist_checkpointing
 
+    from slime.backends.megatron_utils.checkpoint_writer import InProcessSave
+
     dist_checkpointing.save(
         _state(args, model, optimizer if not args.no_save_optim else None, scheduler, loading=False),
         directory,
+        sharded_strategy=InProcessSave(),
         content_metadata=_sharding_metadata(plain=True),
     )
 

@@ -32,6 +32,11 @@ def freeze_parameters(args, model: torch.nn.Module) -> None:
         raise ValueError(f"no parameter left to train: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}")
 
 
+def shards_optimizer(args) -> bool:
+    """Return whether optimizer state is spread over data-parallel ranks; Megatron can do that for Adam only."""
+    return args.use_distributed_optimizer and args.optimizer == "adam"
+
+
 def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
     """Return the model in 16-bit casting (if the precision asks) and Megatron's data-parallel wrapper."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -44,7 +49,7 @@ def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
         grad_reduce_in_fp32=args.precision == "fp32" or args.accumulate_allreduce_grads_in_fp32,
         overlap_grad_reduce=args.overlap_grad_reduce,
         overlap_param_gather=args.overlap_param_gather,
-        use_distributed_optimizer=args.use_distributed_optimizer,
+        use_distributed_optimizer=shards_optimizer(args),
         check_for_nan_in_grad=False,  # a step with such gradients is skipped and reported, it does not end the run
     )
     wrapped = DistributedDataParallel(config, ddp_config, model)
@@ -82,6 +87,7 @@ def optimizer_config(args):
         fp16=args.precision == "fp16",
         bf16=args.precision == "bf16",
         params_dtype=DTYPES[args.precision],
+        use_distributed_optimizer=shards_optimizer(args),
     )
     return OptimizerConfig(**values)
 
@@ -103,6 +109,8 @@ def build_scheduler(args, optimizer):
     decay = decay_iters * batch
     fraction = args.lr_warmup_fraction
     warmup = fraction * decay if fraction is not None else args.lr_warmup_iters * batch
+    if args.lr_decay_style == "constant":
+        decay = max(decay, warmup + batch)  # nothing decays: a run shorter than its warmup is fine
     if decay <= 0 or warmup >= decay:
         raise ValueError(
             f"the learning-rate schedule has {decay_iters} steps (--num-rollout or --lr-decay-iters) and a warmup of "

@@ -3,9 +3,9 @@
 import socket
 
 import pytest
-from megatron_helpers import train_args
 
 from slime.backends.megatron_utils import cpu_compat
+from tests.unit.megatron.megatron_helpers import train_args
 
 cpu_compat.install()
 

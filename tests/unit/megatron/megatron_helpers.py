@@ -37,7 +37,7 @@ DEFAULTS = dict(
     use_opd=False, opd_type=None, opd_kl_coef=1.0, normalize_advantages=False, gamma=1.0, lambd=1.0,
     rollout_temperature=1.0, rollout_top_p=1.0, log_probs_chunk_size=-1, use_rollout_entropy=False,
     recompute_loss_function=False, custom_loss_function_path=None, custom_pg_loss_reducer_function_path=None,
-    custom_advantage_function_path=None, disable_compute_advantages_and_returns=False, keep_old_actor=False,
+    custom_advantage_function_path=None, compute_advantages_and_returns=True, keep_old_actor=False,
     use_critic=False, value_clip=0.2, use_routing_replay=False, use_rollout_routing_replay=False,
     # rounds
     num_rollout=4, rollout_batch_size=2, n_samples_per_prompt=2, global_batch_size=4, micro_batch_size=1,

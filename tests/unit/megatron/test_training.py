@@ -1,0 +1,186 @@
+"""Rounds of training: the loss falls, weights switch exactly, schedules and hooks run, a resumed run is the same run."""
+
+import os
+
+import pytest
+import torch
+
+from slime.utils.tiny_model import make_tiny_model
+from tests.unit.megatron.megatron_helpers import make_shard, train_args
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("model"), init_std=0.1)
+
+
+def start(args, load_dir=None):
+    from slime.backends.megatron_utils.actor import MegatronActor
+
+    actor = MegatronActor(args, 0, 1, "127.0.0.1", 0)
+    return actor, actor.init(load_dir)
+
+
+def exported(actor):
+    return {name: tensor.clone() for name, tensor in actor.export_weights()}
+
+
+def test_grpo_raises_the_probability_of_rewarded_responses(model_dir):
+    actor, first = start(train_args(model_dir, lr=5e-3))
+    assert first == 0
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+
+    def margin():
+        from slime.backends.megatron_utils.data import ShardBatches
+        from slime.backends.megatron_utils.log_probs import log_prob_pass
+
+        rows = log_prob_pass(actor.args, actor.model, ShardBatches(shard, 1, torch.device("cpu")))["log_probs"]
+        return sum(r * float(row.mean()) for r, row in zip(shard["rewards"], rows, strict=True))
+
+    before = margin()
+    for rollout_id in range(6):
+        result = actor.train(rollout_id, shard)
+    assert margin() > before + 1
+    assert set(result["steps"]) == {5}
+    assert {"perf/actor_train_time", "perf/train_time", "perf/actor_train_tok_per_s"} <= result["rollout"].keys()
+
+
+def test_several_steps_per_round_drift_from_the_old_policy(model_dir):
+    args = train_args(model_dir, lr=1e-2, global_batch_size=2)
+    actor, _ = start(args)
+    result = actor.train(3, make_shard(None, micro_batches=[[0, 1], [2, 3]], num_steps=2))
+    assert set(result["steps"]) == {6, 7}
+    assert abs(result["steps"][6]["train/ppo_kl"]) < 1e-6
+    assert abs(result["steps"][7]["train/ppo_kl"]) > 1e-4
+    assert "perf/log_probs_time" in result["rollout"]
+
+
+def test_reuse_of_the_training_forward_changes_nothing(model_dir):
+    """The shortcut (no pass for old log-probs) and the explicit pass train the same."""
+    shard = make_shard(None, micro_batches=[[0, 1], [2, 3]])
+    shortcut, _ = start(train_args(model_dir))
+    explicit, _ = start(train_args(model_dir, keep_old_actor=True))
+    a, b = shortcut.train(0, shard), explicit.train(0, shard)
+    assert "perf/log_probs_time" not in a["rollout"] and "perf/log_probs_time" in b["rollout"]
+    assert a["rollout"]["rollout/log_probs"] == pytest.approx(b["rollout"]["rollout/log_probs"], abs=1e-6)
+    weights = exported(explicit)
+    for name, tensor in exported(shortcut).items():
+        torch.testing.assert_close(tensor, weights[name], atol=1e-6, rtol=0)
+
+
+def test_reference_switch_is_exact_and_follows_its_interval(model_dir, tmp_path):
+    other = make_tiny_model(tmp_path / "ref", init_std=0.1, seed=7)
+    args = train_args(model_dir, use_kl_loss=True, kl_loss_coef=0.1, ref_load=str(other), load=str(model_dir), ref_update_interval=2, lr=1e-2)
+    actor, _ = start(args)
+    before = exported(actor)
+    actor.backup.switch("ref")
+    from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
+
+    reference = {n: t.clone() for n, t in export_hf_weights(actor.model[0], args)}
+    from safetensors.torch import load_file
+
+    assert all(torch.equal(t, reference[n]) for n, t in load_file(other / "model.safetensors").items())
+    actor.backup.switch("actor")
+    assert all(torch.equal(t, before[n]) for n, t in exported(actor).items())
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+    kl = [actor.train(i, shard)["steps"][i]["train/kl_loss"] for i in range(3)]
+    assert abs(kl[0]) > 1e-2 and abs(kl[2]) < 1e-6  # after round 1 the reference became the actor
+
+
+@pytest.mark.parametrize(
+    "style, expected",
+    [("constant", [1.0, 1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.5, 0.25]), ("cosine", [1.0, 0.853553, 0.5, 0.146447])],
+)
+def test_learning_rate_counts_samples_over_the_whole_run(model_dir, style, expected):
+    actor, _ = start(train_args(model_dir, lr=1.0, optimizer="sgd", clip_grad=1e-6, lr_decay_style=style))
+    seen = [actor.optimizer.param_groups[0]["lr"]]
+    for i in range(3):
+        result = actor.train(i, make_shard(None, micro_batches=[[0, 1, 2, 3]]))
+        seen.append(result["steps"][i]["train/lr-pg_0"])
+    assert seen == pytest.approx(expected, abs=1e-6)
+
+
+def test_warmup_as_long_as_the_run_is_refused_for_decaying_schedules(model_dir):
+    with pytest.raises(ValueError, match="--lr-warmup-iters"):
+        start(train_args(model_dir, lr_decay_style="linear", lr_warmup_iters=4))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_resumed_run_equals_uninterrupted_run(model_dir, tmp_path, precision):
+    flags = dict(lr=1e-2, lr_decay_style="cosine", precision=precision, weight_decay=0.1)
+    shards = [make_shard(None, micro_batches=[[0, 1], [2, 3]], seed=i) for i in range(4)]
+    actor, _ = start(train_args(model_dir, **flags))
+    for i in range(2):
+        actor.train(i, shards[i])
+    directory = tmp_path / "iter_0000001"
+    os.makedirs(directory)
+    actor.save(str(directory))
+    straight = [actor.train(i, shards[i])["steps"][i] for i in (2, 3)]
+    resumed, first = start(train_args(model_dir, **flags), str(directory))
+    assert first == 2
+    again = [resumed.train(i, shards[i])["steps"][i] for i in (2, 3)]
+    assert again == straight  # to the last bit, also at the second step after loading
+    assert resumed.export_checksums() == actor.export_checksums()
+
+
+def test_weights_of_a_megatron_directory_load_alone(model_dir, tmp_path):
+    actor, _ = start(train_args(model_dir, lr=1e-2))
+    actor.train(0, make_shard(None))
+    os.makedirs(tmp_path / "iter_0000000")
+    actor.save(str(tmp_path / "iter_0000000"))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("0")
+    other, first = start(train_args(model_dir, load=str(tmp_path)))
+    assert first == 0
+    assert other.export_checksums() == actor.export_checksums()
+    with pytest.raises(ValueError, match="iter_0000009"):
+        start(train_args(model_dir, load=str(tmp_path), ckpt_step=9))
+
+
+def test_bf16_keeps_fp32_master_weights(model_dir):
+    """Steps far below bf16 resolution add up instead of vanishing."""
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+    actor, _ = start(train_args(model_dir, precision="bf16", lr=1e-5, num_rollout=100))
+    before = exported(actor)
+    for i in range(40):
+        actor.train(i, shard)
+    after = exported(actor)
+    assert next(iter(after.values())).dtype == torch.bfloat16
+    moved = sum(int((after[n] != before[n]).sum()) for n in after)
+    assert moved > 0.05 * sum(t.numel() for t in after.values())
+
+
+HOOKS = """
+calls = []
+def init(args): calls.append("init")
+def before_log_prob(args, model, store_prefix): calls.append(("log_prob", store_prefix))
+def before_step(args, rollout_id, step_id, model, optimizer, scheduler): calls.append(("step", rollout_id, step_id))
+def postprocess(args, rollout_id, rollout_data): calls.append(("post", rollout_id, "advantages" in rollout_data))
+def advantages(args, rollout_data):
+    calls.append(("advantages", "kl" in rollout_data))
+    rollout_data["advantages"] = [m.float() * 0 for m in rollout_data["loss_masks"]]
+    rollout_data["returns"] = rollout_data["advantages"]
+def reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+    calls.append("reducer")
+    return lambda x: x.sum()
+"""
+
+
+def test_hooks_run_in_order_with_their_arguments(model_dir, tmp_path):
+    file = tmp_path / "hooks_of_test.py"
+    file.write_text(HOOKS)
+    args = train_args(
+        model_dir,
+        custom_megatron_init_path=f"{file}:init",
+        custom_megatron_before_log_prob_hook_path=f"{file}:before_log_prob",
+        custom_megatron_before_train_step_hook_path=f"{file}:before_step",
+        rollout_data_postprocess_path=f"{file}:postprocess",
+        custom_advantage_function_path=f"{file}:advantages",
+        custom_pg_loss_reducer_function_path=f"{file}:reducer",
+    )
+    actor, _ = start(args)
+    actor.train(4, make_shard(None, micro_batches=[[0, 1, 2, 3]]))
+    from slime.utils.misc import load_function
+
+    calls = load_function(f"{file}:calls")
+    expected = ["init", ("log_prob", ""), ("advantages", True), ("post", 4, True), ("step", 4, 0), "reducer"]
+    assert calls == expected
