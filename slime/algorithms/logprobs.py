@@ -94,13 +94,11 @@ class _LogProbs(torch.autograd.Function):
             z = _scaled(logits[block], plan.temperature)
             local, owned = _local_targets(targets[block], plan.vocab_start, z.shape[1])
             target_logit = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0.0)
-            full_lse[block] = _logsumexp(z, plan)
-            if plan.with_entropy:
-                mean_logit[block] = _mean_logit(z, full_lse[block], plan)
-            if keep is None:
-                lse[block] = full_lse[block]
-            else:
-                lse[block] = _logsumexp(z.masked_fill(~_kept(keep[block], local, owned), float("-inf")), plan)
+            full_lse[block], mean_logit[block] = _logsumexp_and_mean(z, plan, plan.with_entropy)
+            lse[block] = full_lse[block]
+            if keep is not None:
+                kept = z.masked_fill(~_kept(keep[block], local, owned), float("-inf"))
+                lse[block], _ = _logsumexp_and_mean(kept, plan, False)
             log_probs[block] = plan.reduce_sum(target_logit) - lse[block]
         ctx.save_for_backward(logits, targets, keep, lse, full_lse, mean_logit)
         ctx.plan = plan
@@ -124,7 +122,7 @@ class _LogProbs(torch.autograd.Function):
             out.scatter_add_(1, local[:, None], (g * owned)[:, None])
             if plan.entropy_grad:
                 p = torch.exp(z - full_lse[block, None])
-                slope = p.mul_(mean_logit[block, None] - z.masked_fill(p == 0, 0.0))
+                slope = _without_nan(p.mul_(mean_logit[block, None] - z))
                 out.addcmul_(slope, (grad_entropy[block] / plan.temperature).to(z.dtype)[:, None])
             grad[block] = out
         return grad, None, None, None
@@ -148,17 +146,24 @@ def _kept(keep: torch.Tensor, local: torch.Tensor, owned: torch.Tensor) -> torch
     return keep.scatter(1, local[:, None], keep.gather(1, local[:, None]) | owned[:, None])
 
 
-def _logsumexp(z: torch.Tensor, plan: _Plan) -> torch.Tensor:
-    if plan.reduce_sum is identity:
-        return torch.logsumexp(z, dim=1)
+def _logsumexp_and_mean(z: torch.Tensor, plan: _Plan, with_mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (logsumexp, sum of p*z) per row from one pass of exp; the second is 0 when not asked for.
+
+    Logits of minus infinity contribute 0.
+    """
     top = plan.reduce_max(z.amax(dim=1))
-    return top + torch.log(plan.reduce_sum(torch.exp(z - top[:, None]).sum(dim=1)))
+    weights = (z - top[:, None]).exp_()
+    total = weights.sum(dim=1)
+    if not with_mean:
+        return top + torch.log(plan.reduce_sum(total)), torch.zeros_like(top)
+    weighted = _without_nan(weights.mul_(z)).sum(dim=1)
+    total, weighted = plan.reduce_sum(torch.stack([total, weighted])).unbind()
+    return top + torch.log(total), weighted / total
 
 
-def _mean_logit(z: torch.Tensor, lse: torch.Tensor, plan: _Plan) -> torch.Tensor:
-    """Return sum of p*z over the vocabulary; logits of minus infinity contribute 0."""
-    p = torch.exp(z - lse[:, None])
-    return plan.reduce_sum(p.mul_(z.masked_fill(p == 0, 0.0)).sum(dim=1))
+def _without_nan(products: torch.Tensor) -> torch.Tensor:
+    """Replace 0 * inf (a token without probability) by 0, in place; NaN logits still show in the logsumexp."""
+    return products.nan_to_num_(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
 
 
 def keep_mask(token_ids: torch.Tensor, offsets: torch.Tensor, vocab: int, vocab_start: int = 0) -> torch.Tensor:
