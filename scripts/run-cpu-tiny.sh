@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The same loop on two cores: a random tiny model, single-digit sums, a few rounds of GRPO in about a minute.
+# The same loop on two cores: a random tiny model learns to write printable text, a few rounds of GRPO in about a minute.
 #   bash scripts/run-cpu-tiny.sh [more flags]
-# HF_CHECKPOINT and PROMPT_DATA put your own small model and data in place of the made ones.
+# HF_CHECKPOINT, PROMPT_DATA and REWARD put your own small model, data and reward function in place of the made ones.
 set -euo pipefail
 REPOSITORY="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PYTHON="${PYTHON:-${REPOSITORY}/.venv/bin/python}"
@@ -21,6 +21,14 @@ if [[ -z "${PROMPT_DATA:-}" ]]; then
       done
    done >"${PROMPT_DATA}"
 fi
+if [[ -z "${REWARD:-}" ]]; then
+   REWARD="${WORK}/printable.py:printable_share"
+   mkdir -p "${WORK}"
+   cat >"${WORK}/printable.py" <<'PYTHON'
+async def printable_share(args, sample, **kwargs):
+    return sum(" " <= character <= "~" for character in sample.response) / max(1, len(sample.response))
+PYTHON
+fi
 
 CKPT_ARGS=(
    --hf-checkpoint "${HF_CHECKPOINT}"
@@ -31,8 +39,8 @@ ROLLOUT_ARGS=(
    --input-key prompt
    --label-key label
    --rollout-shuffle
-   --rm-type f1
-   --num-rollout 3
+   --custom-rm-path "${REWARD}"
+   --num-rollout 5
    --rollout-batch-size 4
    --n-samples-per-prompt 4
    --rollout-max-response-len 8
@@ -56,7 +64,7 @@ GRPO_ARGS=(
 
 OPTIMIZER_ARGS=(
    --optimizer adam
-   --lr 1e-4
+   --lr 1e-3
    --lr-decay-style constant
    --weight-decay 0.1
    --adam-beta1 0.9
