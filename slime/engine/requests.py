@@ -76,13 +76,9 @@ class Request:
 
     def version_spans(self) -> list[dict[str, Any]]:
         """Return {version, start, end} over the output tokens, `end` exclusive."""
-        total = len(self.output_ids)
-        ends = [start for _, start in self.versions[1:]] + [total]
-        return [
-            {"version": version, "start": start, "end": end}
-            for (version, start), end in zip(self.versions, ends, strict=True)
-            if end > start
-        ]
+        starts = [start for _, start in self.versions] + [len(self.output_ids)]
+        spans = zip(self.versions, starts[1:], strict=False)
+        return [{"version": version, "start": start, "end": end} for (version, start), end in spans if end > start]
 
 
 def abort_reason(message: str) -> dict[str, Any]:

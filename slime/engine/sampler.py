@@ -69,7 +69,7 @@ def draw_filtered(
     if 0 < limit <= min(MAX_TOPK_SELECT, log_probs.shape[-1]):
         values, ids = log_probs.topk(limit, -1)
     else:
-        values, ids = log_probs.sort(-1, descending=True, stable=True)
+        values, ids = log_probs.sort(dim=-1, descending=True, stable=True)
     p = values.exp()
     column = torch.from_numpy
     keep = p.cumsum(-1) - p <= column(top_p).to(device)[:, None]

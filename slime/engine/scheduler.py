@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -160,10 +159,9 @@ class Scheduler:
                     if not self.paused:
                         self._step()
                     self._hand_over()
-        except Exception:
-            reason = traceback.format_exc()
-            logger.error("engine thread died:\n%s", reason)
-            self._die(reason)
+        except Exception as error:
+            logger.exception("engine thread died")
+            self._die(f"the engine thread died: {type(error).__name__}: {error}")
         else:
             self._die("the engine is shutting down")
 

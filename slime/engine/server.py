@@ -13,8 +13,7 @@ import signal
 import socket
 import sys
 
-from aiohttp import web
-
+from slime.engine.model_config import load_model_config
 from slime.engine.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -28,6 +27,7 @@ def serve(args: ServerArgs) -> int:
         level=args.log_level.upper(), format="[%(asctime)s] %(name)s - %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
     try:
+        load_model_config(args.model_path)  # refuse a wrong model before torch is loaded
         listener = _bind(args.host, args.port)
         asyncio.run(_serve(args, listener))
     except (ValueError, OSError) as error:
@@ -39,6 +39,8 @@ def serve(args: ServerArgs) -> int:
 
 
 async def _serve(args: ServerArgs, listener: socket.socket) -> None:
+    from aiohttp import web
+
     from slime.engine import http_api
     from slime.engine.build import build_engine
 

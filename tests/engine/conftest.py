@@ -1,0 +1,80 @@
+"""Conformance suite of the engine API: runs against SLIME_ENGINE_URL, or against an embedded engine started here.
+
+With SLIME_ENGINE_URL set, SLIME_ENGINE_MODEL names the folder of the model that it serves (a byte-level tokenizer as in
+`slime.utils.tiny_model` is assumed) and SLIME_ENGINE_OTHER_MODEL a second folder of the same shapes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slime.utils.engine_client import EngineClient
+from slime.utils.tiny_model import make_tiny_model
+from tests.engine.engine_process import (
+    START_DEADLINE_S,
+    Api,
+    engine_command,
+    engine_environment,
+    free_port,
+    stop_process,
+)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory) -> Path:
+    if "SLIME_ENGINE_URL" in os.environ:
+        return Path(os.environ["SLIME_ENGINE_MODEL"])
+    return make_tiny_model(tmp_path_factory.mktemp("model"), init_std=0.2, max_positions=4096)
+
+
+@pytest.fixture(scope="session")
+def other_model_dir(tmp_path_factory) -> Path:
+    """Same shapes, other weights."""
+    if "SLIME_ENGINE_URL" in os.environ:
+        return Path(os.environ["SLIME_ENGINE_OTHER_MODEL"])
+    return make_tiny_model(tmp_path_factory.mktemp("other"), init_std=0.2, max_positions=4096, seed=1)
+
+
+@pytest.fixture(scope="session")
+def engine_url(model_dir) -> str:
+    if "SLIME_ENGINE_URL" in os.environ:
+        yield os.environ["SLIME_ENGINE_URL"]
+        return
+    port = free_port()
+    flags = ("--max-running-requests", "16", "--weight-update-timeout-s", "3", "--log-level", "warning")
+    process = subprocess.Popen(engine_command(model_dir, port, *flags), env=engine_environment())
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with EngineClient(url) as client:
+            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
+        yield url
+    finally:
+        stop_process(process)
+
+
+@pytest.fixture(scope="session")
+def shared_api(engine_url) -> Api:
+    api = Api(engine_url)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def api(shared_api) -> Api:
+    """The engine, idle before and after the test."""
+    yield shared_api
+    shared_api.client.abort()
+    shared_api.client.continue_generation()
+    shared_api.client.flush_cache(10)
+
+
+@pytest.fixture
+def original_weights(api, model_dir):
+    """Put the original weights back after the test."""
+    yield
+    api.client.end_weight_update()
+    api.client.update_weights_from_disk(str(model_dir), weight_version="default")

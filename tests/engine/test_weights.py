@@ -1,0 +1,212 @@
+"""Weight updates from disk and from a process group, versions, the checker, memory release."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from slime.utils.checksum import tensor_checksum
+from slime.utils.distributed_utils import destroy_process_group, init_process_group
+from slime.utils.engine_client import EngineError
+from tests.engine.engine_process import free_port
+
+PROMPT = [10, 20, 30, 40]
+pytestmark = pytest.mark.usefixtures("original_weights")
+
+
+class Trainer:
+    """Rank 0 of an update group, in the test process."""
+
+    def __init__(self, client, name: str = "test-group"):
+        self.client, self.name = client, name
+        port = free_port()
+        joined = threading.Thread(
+            target=client.init_weights_update_group, args=("127.0.0.1", port, 1, 2, name, "gloo"), daemon=True
+        )
+        joined.start()
+        self.group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, 0, name, 20)
+        joined.join(20)
+
+    def send(self, tensors: dict[str, torch.Tensor], announced: dict[str, list[int]] | None = None, version=None) -> None:
+        """Broadcast tensors; raises what the announcing call raised."""
+        shapes = announced or {name: list(tensor.shape) for name, tensor in tensors.items()}
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()]
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(
+                self.client.update_weights_from_distributed,
+                list(shapes),
+                dtypes,
+                list(shapes.values()),
+                self.name,
+                weight_version=version,
+            )
+            for tensor in tensors.values():
+                dist.broadcast(tensor, src=0, group=self.group)
+            call.result(20)
+
+    def leave(self) -> None:
+        try:
+            self.client.destroy_weights_update_group(self.name)
+        except EngineError:
+            pass  # dropped already after a failed broadcast
+        destroy_process_group(self.group)
+
+
+@pytest.fixture
+def trainer(api):
+    trainer = Trainer(api.client)
+    yield trainer
+    trainer.leave()
+
+
+def checksums_of(folder) -> dict[str, str]:
+    return {name: tensor_checksum(tensor) for name, tensor in load_file(str(folder / "model.safetensors")).items()}
+
+
+def test_checksums_are_those_of_the_checkpoint(api, model_dir):
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
+
+
+def test_distributed_update_serves_the_new_weights(api, trainer, model_dir, other_model_dir):
+    old = api.greedy(PROMPT)
+    new_weights = load_file(str(other_model_dir / "model.safetensors"))
+    api.client.begin_weight_update()
+    trainer.send(new_weights, version="1")
+    api.client.end_weight_update()
+    new = api.greedy(PROMPT)
+    assert new["output_ids"] != old["output_ids"]
+    assert new["meta_info"]["weight_version"] == api.client.weight_version() == "1"
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
+    api.client.update_weights_from_disk(str(other_model_dir), weight_version="2")
+    assert api.greedy(PROMPT)["output_ids"] == new["output_ids"]
+
+
+def test_distributed_update_outside_begin_and_end_is_refused(api, trainer):
+    with pytest.raises(EngineError, match="begin_weight_update") as caught:
+        api.client.update_weights_from_distributed(["model.norm.weight"], ["float32"], [[64]], trainer.name)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("fault", ["shape", "name"])
+def test_update_that_does_not_fit_changes_nothing_and_the_next_one_works(api, trainer, model_dir, other_model_dir, fault):
+    weights = load_file(str(other_model_dir / "model.safetensors"))
+    tensors = {"model.embed_tokens.weight": weights["model.embed_tokens.weight"], "model.norm.weight": torch.zeros(3)}
+    announced = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if fault == "name":
+        tensors["model.norm.weight"] = torch.zeros(64)
+        announced = {"model.embed_tokens.weight": announced["model.embed_tokens.weight"], "model.nothing": [64]}
+    api.client.begin_weight_update()
+    with pytest.raises(EngineError, match="shape" if fault == "shape" else "model.nothing"):
+        trainer.send(tensors, announced, version="bad")
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
+    assert api.client.weight_version() != "bad"
+    trainer.send(weights, version="good")
+    api.client.end_weight_update()
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
+
+
+def test_broadcast_that_never_comes_times_out_and_a_new_group_works(api, trainer, model_dir, other_model_dir):
+    api.client.begin_weight_update()
+    with pytest.raises(EngineError, match="receiving 1 weights"):
+        api.client.update_weights_from_distributed(["model.norm.weight"], ["float32"], [[64]], trainer.name)
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
+    assert api.greedy(PROMPT)["output_ids"]
+    second = Trainer(api.client, "second-group")
+    second.send(load_file(str(other_model_dir / "model.safetensors")), version="2")
+    second.leave()
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
+
+
+def test_group_that_nobody_joins_is_a_400(api):
+    with pytest.raises(EngineError, match="not formed within"):
+        api.client.init_weights_update_group("127.0.0.1", free_port(), 1, 2, "lonely", "gloo")
+    assert api.greedy(PROMPT)["output_ids"]
+
+
+def test_update_from_a_bad_folder_changes_nothing(api, tmp_path, model_dir):
+    (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
+    for folder in (tmp_path, tmp_path / "missing"):
+        response = api.post("/update_weights_from_disk", {"model_path": str(folder)})
+        assert response.status_code == 400
+        assert response.json()["success"] is False
+    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_tokens_of_an_interrupted_request_carry_both_versions(api, other_model_dir, mode):
+    sampling = {"temperature": 1.0, "max_new_tokens": 1000, "ignore_eos": True}
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(api.generate, PROMPT, sampling)
+        api.wait_for_running(1)
+        before = api.client.weight_version()
+        api.client.pause(mode)
+        api.client.update_weights_from_disk(str(other_model_dir), weight_version="11")
+        api.client.continue_generation()
+        meta = future.result(20)["meta_info"]
+    cut = meta["weight_versions"][0]["end"]
+    assert 0 < cut < 1000
+    assert meta["weight_versions"] == [
+        {"version": before, "start": 0, "end": cut},
+        {"version": "11", "start": cut, "end": 1000},
+    ]
+    assert meta["weight_version"] == "11"
+    assert meta["finish_reason"]["type"] == "length"
+
+
+def test_new_version_alone_aborts_nothing(api):
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(api.generate, [i + 1], {"max_new_tokens": 800, "ignore_eos": True}) for i in range(4)]
+        api.wait_for_running(4)
+        api.client.update_weight_version("next")
+        answers = [future.result(20) for future in futures]
+    for answer in answers:
+        assert answer["meta_info"]["finish_reason"]["type"] == "length"
+        assert [span["version"] for span in answer["meta_info"]["weight_versions"]][-1] == "next"
+
+
+def test_checker_finds_a_sync_that_leaves_a_weight_out(api, trainer, model_dir):
+    weights = load_file(str(model_dir / "model.safetensors"))
+    api.client.weights_checker("snapshot")
+    api.client.weights_checker("compare")
+    api.client.weights_checker("reset_tensors")
+    left_out = "model.layers.0.self_attn.k_proj.weight"
+    api.client.begin_weight_update()
+    trainer.send({name: tensor for name, tensor in weights.items() if name != left_out})
+    with pytest.raises(EngineError, match=left_out):
+        api.client.weights_checker("compare")
+    trainer.send({left_out: weights[left_out]})
+    api.client.weights_checker("compare")
+
+
+def test_weights_by_name_returns_values(api, model_dir):
+    name = "model.layers.1.self_attn.v_proj.weight"
+    values = api.post("/get_weights_by_name", {"name": name, "truncate_size": 2}).json()
+    expected = load_file(str(model_dir / "model.safetensors"))[name][:2]
+    assert torch.equal(torch.tensor(values), expected)
+
+
+def test_released_engine_refuses_to_generate_until_resumed(api):
+    expected = api.greedy(PROMPT)["output_ids"]
+    api.client.release_memory_occupation()
+    refused = api.post("/generate", {"input_ids": PROMPT})
+    assert refused.status_code == 400
+    assert "resume_memory_occupation" in refused.json()["error"]["message"]
+    api.client.resume_memory_occupation(["weights"])
+    assert api.post("/generate", {"input_ids": PROMPT}).status_code == 400
+    api.client.resume_memory_occupation(["kv_cache", "cuda_graph"])
+    api.client.resume_memory_occupation()
+    assert api.greedy(PROMPT)["output_ids"] == expected
+
+
+def test_release_while_requests_run_is_refused(api):
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(api.generate, PROMPT, {"max_new_tokens": 1000, "ignore_eos": True})
+        api.wait_for_running(1)
+        assert api.post("/release_memory_occupation").status_code == 400
+        api.client.abort()
+        future.result(10)
