@@ -76,7 +76,8 @@ def _start_point(run) -> None:
     if complete_iteration(args.load) is not None:
         if args.save and args.save != args.load and complete_iteration(args.save) is not None:
             run.notes.append(f"--save {args.save} holds checkpoints of an earlier run; newer ones join them")
-        args.finetune = False
+        if args.finetune:  # weights only
+            _weights_only(args)
         return
     if args.load and not is_hf_folder(args.load):
         _refuse_unknown_load(args)
@@ -87,6 +88,11 @@ def _start_point(run) -> None:
         run.notes.append(f"starting from the weights in {args.load}")
     if not is_hf_folder(args.load):
         raise UserError(f"--ref-load {args.load}: not a Hugging Face folder (no config.json)")
+    _weights_only(args)
+
+
+def _weights_only(args) -> None:
+    """Start at round 0 with fresh optimizer and random state."""
     args.no_load_optim = args.no_load_rng = args.finetune = True
     if args.start_rollout_id is None:
         args.start_rollout_id = 0

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from slime.config.megatron_table import GROUPS, TABLE
-from slime.config.spec import Flag
+from slime.config.spec import TYPES, Flag
 
 FIELDS_FILE = Path(__file__).with_name("megatron_fields.json")
 SECTION = "Megatron"
@@ -34,14 +34,28 @@ INTERNAL = frozenset(
 """.split()
 )
 
+#: Flags that configuration itself turns into other values.
+OWNERS = {
+    "finetune": "slime/config/checkpoint_paths.py",
+    "recompute_activations": "slime/config/megatron_values.py",
+    "use_rotary_position_embeddings": "slime/config/megatron_values.py",
+    "sequence_parallel": "slime/config/megatron_values.py",
+    "bf16": "slime/config/resolve.py",
+    "fp16": "slime/config/resolve.py",
+    "trust_remote_code": "slime",
+    "seq_length": "slime/config/megatron_values.py",
+    "max_position_embeddings": "slime",
+}
+
+#: kind -> (type, nargs)
 _KINDS = {
-    "true": ("store", "str", None),
-    "int": ("store", "int", None),
-    "float": ("store", "float", None),
-    "str": ("store", "str", None),
-    "lower": ("store", "lower", None),
-    "ints": ("store", "int", "+"),
-    "strs": ("store", "str", "+"),
+    "int": ("int", None),
+    "float": ("float", None),
+    "str": ("str", None),
+    "lower": ("lower", None),
+    "pattern": ("pattern", None),
+    "ints": ("int", "+"),
+    "strs": ("str", "+"),
 }
 
 
@@ -51,8 +65,8 @@ def _literal(text: str, kind: str):
         return None
     if text in ("True", "False"):
         return text == "True"
-    number = {"int": int, "ints": int, "float": float}.get(kind, str)
-    return [number(text)] if kind in ("ints", "strs") else number(text)
+    value = TYPES[_KINDS[kind][0]](text)
+    return [value] if _KINDS[kind][1] else value
 
 
 def _from_line(line: str, group: str) -> Flag:
@@ -60,12 +74,13 @@ def _from_line(line: str, group: str) -> Flag:
     status, reason = GROUPS[group]
     name, kind, *rest = line.split()
     default, dest, choices = (rest + ["-", "-", "-"])[:3]
+    attribute = name[2:].replace("-", "_") if dest == "-" else dest
     common = {
         "name": name,
         "help": "Megatron flag" if status == "live" else reason,
-        "dest": "" if dest == "-" else dest,
+        "dest": attribute,
         "section": SECTION,
-        "owner": OWNER,
+        "owner": OWNERS.get(attribute, OWNER),
         "src": "M",
         "status": status,
         "reason": reason,
@@ -74,7 +89,7 @@ def _from_line(line: str, group: str) -> Flag:
         return Flag(**common, action="true", default=False)
     if kind == "false":
         return Flag(**common, action="false", default=True)
-    _, type_name, nargs = _KINDS[kind]
+    type_name, nargs = _KINDS[kind]
     allowed = None if choices == "-" else tuple(choices.split(","))
     return Flag(**common, type=type_name, nargs=nargs, choices=allowed, default=_literal(default, kind))
 

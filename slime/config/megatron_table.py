@@ -1,7 +1,7 @@
 """Megatron-LM's own flags as users type them: one line per flag, grouped by what becomes of it here.
 
 Line: ``flag kind default dest choices`` (columns after kind are optional, ``-`` leaves one out). Kinds: true, false
-(switches), int, float, str, any, ints, strs, lower. ``None`` is None. Groups other than "live" name a row of GROUPS.
+(switches), int, float, str, ints, strs, lower, pattern. ``None`` is None. Groups other than "live" name a row of GROUPS.
 Fields of the core's dataclasses that have no line here get a flag from megatron_fields.json.
 It does not know the framework's flags; where both declare a name, the framework's wins.
 """
@@ -128,7 +128,7 @@ TABLE: dict[str, str] = {
 """,
     "moe": """
 --num-experts int None
---moe-layer-freq str 1
+--moe-layer-freq pattern 1
 --moe-ffn-hidden-size int None
 --moe-shared-expert-intermediate-size int None
 --moe-shared-expert-gate true
@@ -139,7 +139,7 @@ TABLE: dict[str, str] = {
 --moe-extended-tp true
 --moe-use-upcycling true
 --moe-upcycling-granularity int 1
---moe-router-load-balancing-type strs aux_loss
+--moe-router-load-balancing-type str aux_loss
 --moe-router-dtype str None moe_router_dtype fp32,fp64
 --moe-router-score-function str softmax moe_router_score_function softmax,sigmoid
 --moe-router-topk int 2
@@ -154,7 +154,7 @@ TABLE: dict[str, str] = {
 --moe-router-padding-for-fp8 true
 --moe-router-padding-for-quantization true
 --moe-router-fusion true
---moe-aux-loss-coeff strs 0.0
+--moe-aux-loss-coeff float 0.0
 --moe-z-loss-coeff float None
 --moe-input-jitter-eps float None
 --moe-per-layer-logging true
@@ -204,7 +204,7 @@ TABLE: dict[str, str] = {
 --disable-mamba-mem-eff-path false True use_mamba_mem_eff_path
 --experimental-attention-variant str None
 --linear-attention-type str None
---linear-attention-freq str None
+--linear-attention-freq pattern None
 --linear-conv-kernel-dim int 4
 --linear-key-head-dim int 128
 --linear-value-head-dim int 128
@@ -225,7 +225,7 @@ TABLE: dict[str, str] = {
 --relative-attention-max-distance int 128
 --rotary-interleaved true
 --rotary-seq-len-interpolation-factor int None
---no-rope-freq str None
+--no-rope-freq pattern None
 --mrope-section ints None
 --apply-residual-connection-post-layernorm true
 --openai-gelu true
@@ -238,7 +238,7 @@ TABLE: dict[str, str] = {
 --softmax-type str vanilla
 --softmax-scale float None
 --window-size str None
---window-attn-skip-freq str None
+--window-attn-skip-freq pattern None
 --qk-l2-norm true
 --qk-clip true
 --qk-clip-alpha float 0.5
@@ -362,6 +362,8 @@ TABLE: dict[str, str] = {
 --disable-tp-comm-overlap-ag false True tp_comm_overlap_ag
 --disable-tp-comm-overlap-rs false True tp_comm_overlap_rs
 --tp-comm-overlap-rs-dgrad true
+--tp-comm-overlap-disable-fc1 true
+--tp-comm-overlap-disable-qkv true
 --disable-tp-comm-bulk-dgrad false True tp_comm_bulk_dgrad
 --disable-tp-comm-bulk-wgrad false True tp_comm_bulk_wgrad
 --disable-tp-comm-split-ag false True tp_comm_split_ag
@@ -387,7 +389,7 @@ TABLE: dict[str, str] = {
 --use-sharp true
 --sharp-enabled-group str None
 --high-priority-stream-groups strs None
---cp-comm-type strs p2p
+--cp-comm-type strs None
 --nccl-communicator-config-path str None
 --lazy-mpu-init true
 --local-rank int 0
@@ -398,7 +400,7 @@ TABLE: dict[str, str] = {
 --enable-cuda-graph true
 --external-cuda-graph true
 --cuda-graph-impl str none
---cuda-graph-scope strs full
+--cuda-graph-scope str full
 --cuda-graph-warmup-steps int 3
 --te-rng-tracker true - use_te_rng_tracker
 --inference-rng-tracker true

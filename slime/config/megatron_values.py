@@ -18,7 +18,9 @@ def resolve_megatron(run) -> None:
     if args.num_rollout is not None:
         args.train_iters = args.num_rollout * args.num_steps_per_rollout
     if args.lr_decay_iters is None:
-        args.lr_decay_iters = args.train_iters
+        args.lr_decay_iters = args.train_iters or None
+    if args.use_rotary_position_embeddings:
+        args.position_embedding_type = "rope"
     if args.seq_length is None:
         args.seq_length = 4096
     if args.max_position_embeddings is None:

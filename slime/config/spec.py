@@ -7,6 +7,7 @@ It does not know which flags exist (section files), which are built (status.py) 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Flag:
     """One command line flag.
 
     name: spelling with dashes, e.g. ``--rollout-batch-size``. dest: attribute on args (derived from the name if empty).
-    type: "str", "int", "float", "json" (object), "path" (made absolute), "hook" (dotted path or file path of a callable).
+    type: "str", "int", "float", "json" (object), "path" (made absolute), "hook" (dotted or file path of a callable),
+    "lower" (case does not count), "pattern" (per-layer list expression).
     action: "store", "true" (switch on), "false" (switch dest off), "bool" (``--x`` / ``--no-x``), "append" (repeatable).
     section: heading of the help. owner: file or folder of the tree that reads the value.
     src: where the name comes from (S seed, s seed capability, U upstream, X seed only, M Megatron, G SGLang, R router, O ours).
@@ -74,7 +76,32 @@ def integer(text: str) -> int:
     return int(text)
 
 
+def layer_pattern(text: str) -> int | list[int]:
+    """Parse a per-layer pattern: an interval such as ``4``, or a list expression such as ``[0]*3+[1]*58``.
+
+    >>> layer_pattern("[0]*1+[1]*2")
+    [0, 1, 1]
+    """
+    try:
+        return _pattern_value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError):
+        raise ValueError(text) from None
+
+
+def _pattern_value(node: ast.AST):
+    """Evaluate integers, lists of them, ``+`` and ``*``; nothing else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.List):
+        return [_pattern_value(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = _pattern_value(node.left), _pattern_value(node.right)
+        return left + right if isinstance(node.op, ast.Add) else left * right
+    raise TypeError(node)
+
+
 integer.__name__ = "int"
+layer_pattern.__name__ = "layer pattern"
 TYPES: dict[str, Callable[[str], Any]] = {
     "str": str,
     "int": integer,
@@ -83,6 +110,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "path": str,
     "hook": str,
     "lower": str.lower,
+    "pattern": layer_pattern,
 }
 
 

@@ -79,6 +79,7 @@ UNBUILT: dict[str, Unbuilt] = {
     **_all("the memory recorder is not built yet", "record_memory_history", "memory_snapshot_num_steps"),
     "memory_recorder": ("the memory recorder is not built yet", ("memray",)),
     **_all("the profiler is not built yet", "profile_target"),
+    **_all("the run-time assertions are not built yet", "ci_test", "ci_save_grad_norm", "ci_load_grad_norm"),
     **_all(
         "the teacher server is not built yet",
         "teacher_port",
@@ -97,11 +98,14 @@ OFF_VALUES: dict[str, tuple] = {"expert_tensor_parallel_size": (1,)}
 
 NOOP: dict[str, str] = {
     "http_proxy": "nothing reads it",
+    "model_name": "the weight converter follows model_type in config.json",
+    "num_gpus_per_node": "Ray places the slots, and an engine takes one slot",
     "min_batch_collection_ratio": "nothing reads it",
     "fetch_trajectory_retry_times": "only the external trajectory server reads it",
     "rollout_task_type": "only the external trajectory server reads it",
     "memory_snapshot_dir": "only the memory recorder reads it",
-    "async_buffer_size": "the synchronous loop generates one round at a time",
+    "ci_disable_kl_checker": "only --ci-test reads it",
+    "ci_train_rollout_logprob_abs_diff_threshold": "only --ci-test reads it",
     "value_clip": "only the critic reads it",
     "opd_kl_coef": "only on-policy distillation reads it",
     "mtp_loss_scaling_factor": "only multi-token prediction reads it",

@@ -79,11 +79,11 @@ CHECKPOINT = section(
         F("--ref-load", "reference checkpoint, also the start point when --load is not given", "path", src="U"),
         F("--ref-ckpt-step", "its step", "int", src="U"),
         F("--save", "folder of checkpoints; <run dir>/checkpoints when only --save-interval is given", "path", src="U", owner="slime"),
-        F("--save-interval", "rounds between checkpoints; the last round is saved too", "int", src="S", owner="train.py"),
+        F("--save-interval", "rounds between checkpoints; the last round is saved too", "int", src="S", owner="slime/ray"),
         F("--save-hf", "Hugging Face export at each checkpoint; {rollout_id} is substituted", "path", src="U"),
         F("--async-save", "write checkpoints in the background", action="true", default=False, src="U"),
         F("--no-save-optim", "leave optimizer state out of checkpoints", action="true", default=False, src="U"),
-        F("--no-resume", "do not continue a run found under --save: start over in a fresh folder", action="true", default=False, src="O", owner="slime/config/resolve.py"),
+        F("--no-resume", "do not continue a run found under --save: start over in a fresh folder", action="true", default=False, src="O", owner="slime/config/checkpoint_paths.py"),
     ],
 )
 
@@ -91,7 +91,7 @@ WEIGHT_SYNC = section(
     "weight sync",
     "slime/backends/weight_sync",
     [
-        F("--update-weights-interval", "rounds between weight syncs", "int", 1, src="S", owner="train.py"),
+        F("--update-weights-interval", "rounds between weight syncs", "int", 1, src="S", owner="slime/ray"),
         F("--update-weight-mode", "everything, or bytes changed since the last sync", default="full", choices=("full", "delta"), src="s"),
         F("--update-weight-transport", "process group or shared folder", default="nccl", choices=("nccl", "disk"), src="s"),
         F("--update-weight-disk-dir", "shared folder of version folders", "path", src="s"),
@@ -100,7 +100,7 @@ WEIGHT_SYNC = section(
         F("--update-weight-delta-encoding", "delta format", default="xor", choices=("xor", "overwrite"), src="U"),
         F("--update-weight-delta-checksum", "digest of each tensor", default="xxh3-128", choices=("xxh3-128", "blake3", "adler32"), src="U"),
         F("--custom-update-weight-post-write-path", "callable (args, version_dir, rollout_engines) after files are written", "hook", src="U"),
-        F("--update-weight-buffer-size", "bytes of a transfer bucket", "int", 536870912, src="U"),
+        F("--update-weight-buffer-size", "bytes of a transfer bucket", "int", 536870912, src="U", owner="slime"),
         F("--release-train", "stop trainer workers while generating, start them again from --save", action="true", default=False, src="U"),
         F("--check-weight-update-equal", "at each sync compare a checksum of the trainer's weights with each engine's", action="true", default=False, src="U", owner="slime"),
     ],

@@ -76,6 +76,11 @@ def test_load_of_a_checkpoint_is_kept(parse, make_checkpoint):
     assert args.load == folder and args.finetune is False
 
 
+def test_finetune_takes_only_the_weights_of_a_checkpoint(parse, make_checkpoint):
+    args = parse("--load", make_checkpoint(), "--finetune")
+    assert (args.no_load_optim, args.no_load_rng, args.start_rollout_id) == (True, True, 0)
+
+
 def test_save_folder_with_an_earlier_run_is_said(parse, make_checkpoint):
     args = parse("--load", make_checkpoint("old"), "--save", make_checkpoint("new", 9))
     assert said(args, "holds checkpoints of an earlier run")

@@ -127,6 +127,19 @@ def test_server_arguments_that_the_framework_sets_have_no_flag(name):
         parse_raw([f"--sglang-{name}", "1"])
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), ("[0]*3+[1]*2", [0, 0, 0, 1, 1]), ("[0,1]", [0, 1]), ("([0]+[1])*2", [0, 1, 0, 1])]
+)
+def test_layer_patterns_are_list_expressions(text, value):
+    assert parse_raw(["--moe-layer-freq", text])[0].moe_layer_freq == value
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "[1", "a", "[0]*1.5"])
+def test_layer_patterns_are_nothing_else(text):
+    with pytest.raises(UserError, match="--moe-layer-freq: invalid layer pattern value"):
+        parse_raw(["--moe-layer-freq", text])
+
+
 def test_router_flags_have_the_frameworks_defaults():
     args, _, _ = parse_raw(["--router-policy", "consistent_hashing"])
     assert args.router_policy == "consistent_hashing"
