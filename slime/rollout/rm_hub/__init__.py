@@ -9,6 +9,7 @@ can take long, runs in processes of its own.
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from slime.rollout.rm_hub import math_utils
@@ -17,6 +18,7 @@ from slime.rollout.rm_hub.custom import custom_rewards, gather_or_cancel
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
+from slime.rollout.rm_hub.ifbench import compute_ifbench_reward
 from slime.rollout.rm_hub.math_dapo_utils import compute_score as compute_dapo_score
 from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime.rollout.rm_hub.math_verify_pool import math_verify_reward
@@ -39,13 +41,13 @@ async def async_rm(args, sample, **kwargs):
     name = rm_type.removeprefix("boxed_")
     if name not in RM_TYPES:
         raise ValueError(_unknown(rm_type, sample))
-    if name in ASYNC_TYPES:
-        return await ASYNC_TYPES[name](args, sample)
     response = sample.response
     if boxed:
         response = extract_boxed_answer(response or "") or ""
         if name in BARE_GRADERS:
             return BARE_GRADERS[name](response, sample)
+    if name in ASYNC_GRADERS:
+        return await ASYNC_GRADERS[name](args, response, sample)
     return GRADERS[name](response, sample)
 
 
@@ -103,8 +105,14 @@ def _bare_dapo(answer: str, sample) -> dict:
     return compute_dapo_score(f"Answer: {answer}" if answer else "", sample.label)
 
 
-async def _math_verify(args, sample) -> float:
-    return await math_verify_reward(sample.response, _label(sample), args.rm_timeout)
+async def _math_verify(args, response, sample) -> float:
+    if "\\boxed" not in response and "$" not in response:
+        response = f"\\boxed{{{response}}}"
+    return await math_verify_reward(response, _label(sample), args.rm_timeout)
+
+
+async def _ifbench(args, response, sample) -> float:
+    return await asyncio.to_thread(compute_ifbench_reward, response, sample.label, sample.metadata)
 
 
 GRADERS = {
@@ -116,14 +124,12 @@ GRADERS = {
     "random": lambda response, sample: random.randint(0, 1),
 }
 BARE_GRADERS = {"math": _bare_math, "deepscaler": _bare_math, "dapo": _bare_dapo}
-ASYNC_TYPES = {"remote_rm": remote_rm, "math_verify": _math_verify}
-RM_TYPES = tuple(sorted([*GRADERS, *ASYNC_TYPES]))
+ASYNC_GRADERS = {"remote_rm": remote_rm, "math_verify": _math_verify, "ifbench": _ifbench}
+RM_TYPES = tuple(sorted([*GRADERS, *ASYNC_GRADERS]))
 
 
 def _unknown(rm_type: str, sample) -> str:
     choices = f"choose one of {', '.join(RM_TYPES)}, with or without the prefix boxed_, or give --custom-rm-path"
-    if rm_type == "ifbench":
-        return f"--rm-type ifbench needs the IFBench checker, which is not part of this package; wrap it with --custom-rm-path; {choices}"
     if not rm_type:
         return f"sample {sample.index} has no reward type: neither --rm-type nor metadata.rm_type is set; {choices}"
     return f"--rm-type {rm_type!r} is unknown; {choices}"

@@ -11,13 +11,13 @@ from slime.utils.http_utils import post
 MAX_ATTEMPTS = 10
 
 
-async def remote_rm(args, sample):
-    """Return the service's verdict on one sample.
+async def remote_rm(args, response: str, sample):
+    """Return the service's verdict on one response of a sample.
 
     Raises:
         ValueError: no --rm-url. HTTPStatusError, RuntimeError: as `http_utils.post`.
     """
     if not args.rm_url:
         raise ValueError("--rm-type remote_rm needs --rm-url")
-    payload = {"prompt": sample.prompt, "response": sample.response, "label": sample.label}
+    payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
     return await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=args.rm_timeout)
