@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from slime.config.spec import UserError
+from slime.config.spec import UserError, UserTypeError
 from slime.config.yaml_file import read_mapping
 
 #: field -> attributes of args that are asked when neither the set nor the defaults have it.
@@ -77,7 +77,7 @@ class EvalDatasetConfig:
 
     def __post_init__(self):
         if self.metadata_overrides is not None and not isinstance(self.metadata_overrides, dict):
-            raise TypeError(f"evaluation set {self.name}: metadata_overrides must be a mapping")
+            raise UserTypeError(f"evaluation set {self.name}: metadata_overrides must be a mapping")
         if self.min_eval_samples is not None and self.min_eval_samples <= 0:
             raise UserError(
                 f"evaluation set {self.name}: min_eval_samples must be above 0, got {self.min_eval_samples}"
@@ -120,7 +120,9 @@ def _entries(datasets: Any, path: str) -> list[dict[str, Any]]:
     if isinstance(datasets, dict):
         return [{"name": str(name), **(body or {})} for name, body in datasets.items()]
     if not isinstance(datasets, list):
-        raise TypeError(f"--eval-config {path}: datasets must be a list or a mapping, got {type(datasets).__name__}")
+        raise UserTypeError(
+            f"--eval-config {path}: datasets must be a list or a mapping, got {type(datasets).__name__}"
+        )
     for entry in datasets:
         if not isinstance(entry, dict) or not entry.get("name"):
             raise UserError(f"--eval-config {path}: every data set of a list needs a name, got {entry!r}")
@@ -142,9 +144,9 @@ def from_file(args: argparse.Namespace) -> list[EvalDatasetConfig]:
         raise UserError(f"--eval-config {path}: no datasets")
     sets = []
     for entry in _entries(root["datasets"], path):
-        _check_keys(entry, f"--eval-config {path}: data set {entry['name']}", TypeError)
+        _check_keys(entry, f"--eval-config {path}: data set {entry['name']}", UserTypeError)
         if not entry.get("path"):
-            raise TypeError(f"--eval-config {path}: data set {entry['name']} has no path")
+            raise UserTypeError(f"--eval-config {path}: data set {entry['name']} has no path")
         sets.append(_one(args, entry, defaults))
     return sets
 

@@ -8,8 +8,10 @@ Everything that was assumed is said in ``args.start_notes``. It knows no torch a
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,7 +78,9 @@ def has_gpu() -> bool:
     """Say whether this machine shows a CUDA device, without importing torch."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
-    return os.path.exists("/dev/nvidia0")
+    return bool(glob.glob("/dev/nvidia[0-9]*")) or (
+        os.path.exists("/dev/dxg") and shutil.which("nvidia-smi") is not None
+    )
 
 
 def devices(run: Run) -> None:

@@ -18,6 +18,10 @@ class UserError(ValueError):
     """A mistake of the person who wrote the command line or a configuration file; the text names flag and value."""
 
 
+class UserTypeError(UserError, TypeError):
+    """A value of the wrong kind in a configuration file, where TypeError is the documented error."""
+
+
 @dataclass(frozen=True)
 class Flag:
     """One command line flag.

@@ -139,8 +139,8 @@ def _rollout(args, given) -> Problems:
         yield f"--rm-type {args.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
     if args.rm_type == "remote_rm" and not args.rm_url:
         yield "--rm-type remote_rm needs --rm-url"
-    if args.group_rm and args.eval_datasets and not args.custom_rm_path and not args.rm_type:
-        yield "--group-rm does not score evaluation samples: give the evaluation sets an rm_type"
+    if args.group_rm and args.eval_datasets:
+        yield "--group-rm is not supported in evaluation: leave the evaluation sets out, or score samples one by one"
 
 
 def _algorithm(args, given) -> Problems:

@@ -158,6 +158,55 @@ def test_user_mistake_on_the_real_command_line_ends_cleanly(monkeypatch, capsys)
     assert capsys.readouterr().err.startswith("slime: error: unknown flag --no-such-flag")
 
 
+def test_wrong_kinds_in_files_end_cleanly_too(make_model, data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "eval.yaml").write_text("datasets: {a: {}}\n")
+    words = ["--hf-checkpoint", make_model(), "--prompt-data", data, "--eval-config", "eval.yaml"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    with pytest.raises(SystemExit):
+        parse_args()
+    assert "slime: error: --eval-config" in capsys.readouterr().err
+
+
+FAKE_SGLANG = """
+import argparse
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        group = parser.add_argument_group("engine")
+        parser.add_argument("--model-path", "--model", required=True)
+        group.add_argument("--tensor-parallel-size", "--tp-size", dest="tp_size", type=int, default=1)
+        parser.add_argument("--brand-new-knob", type=int, default=3, choices=[3, 4])
+        parser.add_argument("--mem-fraction-static", type=float, default=0.88)
+        parser.add_argument("--data-parallel-size", "--dp-size", "-dp", dest="dp_size", type=int, default=1)
+        parser.add_argument("--log-level", type=str, default="info")
+"""
+
+
+def test_installed_sglang_brings_its_own_flags(tmp_path):
+    package = tmp_path / "fake" / "sglang" / "srt"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "server_args.py").write_text(FAKE_SGLANG)
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "fake")!r})
+from slime.config import UserError
+from slime.config.parse import parse_raw
+args = parse_raw("--sglang-brand-new-knob 4 --sglang-dp-size 2 --sglang-log-level INFO".split())[0]
+assert (args.sglang_brand_new_knob, args.sglang_dp_size, args.sglang_log_level) == (4, 2, "info")
+assert args.sglang_mem_fraction_static == 0.88
+assert parse_raw([])[0].sglang_context_length is None
+for hidden in ("--sglang-model-path", "--sglang-tp-size"):
+    try:
+        parse_raw([hidden, "1"])
+    except UserError:
+        continue
+    raise AssertionError(hidden)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
 def test_nothing_heavy_is_imported(make_model, data):
     code = f"""
 import sys

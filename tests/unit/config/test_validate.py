@@ -109,6 +109,12 @@ def test_data_files_have_known_endings_and_slices(parse, data, tmp_path):
         assert parse("--prompt-data", data + good).prompt_data == data + good
 
 
+def test_group_reward_and_evaluation_exclude_each_other(parse, data):
+    with pytest.raises(UserError, match="--group-rm is not supported in evaluation"):
+        parse("--group-rm", "--eval-prompt-data", "quiz", data)
+    assert parse("--group-rm").group_rm is True
+
+
 def test_staleness_bound_that_cannot_be_kept_shows_the_formula(parse):
     with pytest.raises(UserError, match=r"async_buffer_size 1 \+ update_weights_interval 4 - 1 = 4 versions old"):
         parse("--update-weights-interval", "4", "--max-staleness", "2")
