@@ -136,12 +136,15 @@ class Recorder:
 
     def params_for(self, chain: Chain, overrides: dict[str, Any] | None) -> dict[str, Any]:
         params = {**self.sampling_params, **(overrides or {})}
-        if uses_sampling_seeds(self.args) and (not self.evaluation or "sampling_seed" in params):
-            rollout_id = GenerateState(self.args).rollout_id
-            position = chain.owner if chain.owner is not None else f"chain{self.chains.index(chain)}"
-            where = self._index(chain.owner) if chain.owner is not None else position
-            base = params.get("sampling_seed", rollout_id) if self.evaluation else rollout_id
-            params["sampling_seed"] = sampling_seed(self.args, base, where, "turn", chain.response_length)
+        if uses_sampling_seeds(self.args):
+            round_name = "eval" if self.evaluation else GenerateState(self.args).rollout_id
+            known = chain.owner is not None
+            who = (
+                self.sample_indices[chain.owner]
+                if known
+                else f"chain {self.chains.index(chain)} of {self.sample_indices[0]}"
+            )
+            params["sampling_seed"] = sampling_seed(self.args, round_name, who, "turn", chain.response_length)
         return params
 
     # ---- afterwards ------------------------------------------------------------------------------------------------

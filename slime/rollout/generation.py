@@ -19,6 +19,7 @@ from slime.rollout.custom_generate import call_list_generate, call_sample_genera
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
 from slime.rollout.request import build_request, mark_prompt_too_long, new_token_budget, prompt_ids, request_headers
+from slime.rollout.round_end import FINISHED
 from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.scoring import score_group, score_samples
 from slime.utils.hook_forms import generate_form
@@ -28,7 +29,6 @@ from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
-FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 GENERATE_OPTION = "custom_generate_function_path"
 
 

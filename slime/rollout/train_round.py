@@ -18,6 +18,13 @@ from slime.rollout.engine_control import abort_all
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import PROMPT_TOO_LONG
+from slime.rollout.round_end import (
+    check_not_all_failed,
+    first_index,
+    is_finished,
+    prepare_for_buffer,
+    run_round_hooks,
+)
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
 
@@ -122,7 +129,7 @@ class TrainRound:
         del self.origin[task]
         self.state.remaining_batch_size -= 1
         self.state.counters["aborted_outside"] += 1
-        self.data_source.add_samples([self._for_buffer(group)])
+        self.data_source.add_samples([prepare_for_buffer(self.args, group, self.rollout_id)])
 
     # ---- end of the round ------------------------------------------------------------------------------------------
 
@@ -152,7 +159,7 @@ class TrainRound:
             task.cancel()
         await asyncio.gather(*self.origin, return_exceptions=True)
         await abort_all(self.args)
-        groups = sorted(self.origin.values(), key=_first_index)
+        groups = sorted(self.origin.values(), key=first_index)
         for leaf in leaves_of(groups):
             leaf.reset_response()
         self.data_source.add_samples(groups)
@@ -161,50 +168,22 @@ class TrainRound:
     def _finish(self, leftovers: list[list]) -> RolloutFnTrainOutput:
         assert len(self.kept) == self.target, f"{len(self.kept)} groups kept, {self.target} wanted"
         args, counters = self.args, self.state.counters
-        self.kept.sort(key=_first_index)
-        self.all_groups.sort(key=_first_index)
-        self._check_not_all_failed()
-        self.surplus += [group for group in leftovers if _is_finished(group)]
-        leftovers = [group for group in leftovers if not _is_finished(group)]
+        self.kept.sort(key=first_index)
+        self.all_groups.sort(key=first_index)
+        check_not_all_failed(self.state, self.kept, self.rollout_id)
+        self.surplus += [group for group in leftovers if is_finished(group)]
+        leftovers = [group for group in leftovers if not is_finished(group)]
         metrics = self._metrics(leftovers, dict(counters))
         self.state.reset()
         self.data_source.add_samples(
-            [self._for_buffer(group) for group in sorted(self.surplus + leftovers, key=_first_index)]
+            [
+                prepare_for_buffer(self.args, group, self.rollout_id)
+                for group in sorted(self.surplus + leftovers, key=first_index)
+            ]
         )
         self.data_source.mark_delivered(self.kept, self.rollout_id)
-        if args.rollout_sample_filter_path:
-            load_hook(args.rollout_sample_filter_path, "rollout_sample_filter_path")(args, self.kept)
-        if args.rollout_all_samples_process_path:
-            hook = load_hook(args.rollout_all_samples_process_path, "rollout_all_samples_process_path")
-            hook(args, self.all_groups, CallableSource(self.data_source))
+        run_round_hooks(args, self.kept, self.all_groups, self.data_source)
         return RolloutFnTrainOutput(samples=self.kept, metrics=metrics)
-
-    def _for_buffer(self, group: list) -> list:
-        """A group as it goes back: what may be continued later stays, everything else starts from its prompt.
-
-        Finished groups keep their responses. Without --partial-rollout an unfinished group starts again as a whole.
-        """
-        leaves = leaves_of(group)
-        if _is_finished(group):
-            return group
-        if self.args.partial_rollout and all(isinstance(item, Sample) for item in group):
-            for leaf in leaves:
-                if leaf.metadata.get("reward_error"):
-                    leaf.reset_response()
-                if leaf.response_length > 0:
-                    leaf.metadata.setdefault("start_rollout_id", self.rollout_id)
-            return group
-        firsts = [leaves_of(item)[0] for item in group]
-        for leaf in firsts:
-            leaf.reset_response()
-        return firsts
-
-    def _check_not_all_failed(self) -> None:
-        leaves = leaves_of(self.kept)
-        if self.state.first_failure and all(leaf.metadata.get("reward_error") for leaf in leaves):
-            raise RuntimeError(
-                f"round {self.rollout_id}: the reward of all {len(leaves)} samples failed; the first one:\n{self.state.first_failure}"
-            )
 
     def _metrics(self, leftovers: list[list], counters: dict[str, int]) -> dict[str, Any]:
         names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations", "aborted_outside")
@@ -237,24 +216,3 @@ async def abort(args, rollout_id: int) -> None:
     for task in late:
         task.cancel()
     await asyncio.gather(*state.pendings, return_exceptions=True)
-
-
-class CallableSource:
-    """The data source as the all-samples hook gets it: an object, and callable as its `get_samples`."""
-
-    def __init__(self, source) -> None:
-        self._source = source
-
-    def __call__(self, num_samples: int) -> list[list[Sample]]:
-        return self._source.get_samples(num_samples)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-def _first_index(group: list) -> int:
-    return leaves_of(group)[0].index or 0
-
-
-def _is_finished(group: list) -> bool:
-    return all(leaf.status in generation.FINISHED for leaf in leaves_of(group))

@@ -39,6 +39,7 @@ class FakeEngine:
         self.headers: list[dict] = []
         self.aborts = 0
         self.extra_workers: list[str] = []
+        self.stream: Callable | None = None
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -76,6 +77,8 @@ class FakeEngine:
         self._thread.join(10)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if self.stream is not None:
+            return await self.stream(request)
         payload = await request.json()
         self.requests.append(payload)
         self.headers.append(dict(request.headers))

@@ -1,0 +1,224 @@
+"""Generation that never stops: groups are produced all the time, a round takes those that are ready.
+
+Invariants: finished groups beyond a round's need stay queued for the next one; aborted groups go back to the data
+source; an error of any group is raised by the next round; what is in flight or queued counts as not consumed in a
+checkpoint. With --max-staleness S, at most (S + 1) rounds of groups are admitted and groups are delivered in the order
+of admission, so that none is trained more than S rounds after it was started. Does not know weight updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from slime.rollout import generation
+from slime.rollout.base_types import RolloutFnTrainOutput, leaves_of
+from slime.rollout.data_source_adapter import as_data_source
+from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.generate_state import GenerateState, num_engines
+from slime.rollout.request import PROMPT_TOO_LONG
+from slime.rollout.round_end import check_not_all_failed, first_index, is_aborted, prepare_for_buffer, run_round_hooks
+from slime.utils.async_utils import get_background_loop, run
+from slime.utils.misc import load_hook
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+REPORT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+
+class AsyncRolloutWorker:
+    """Keeps up to `concurrency` groups in flight on the background loop, and a queue of finished ones."""
+
+    def __init__(self, args, data_buffer, concurrency: int | None = None) -> None:
+        self.args = args
+        self.data_source = as_data_source(args, data_buffer)
+        self.concurrency = concurrency or args.sglang_server_concurrency * num_engines(args)
+        self.rollout_id = 0
+        self.error: BaseException | None = None
+        self.completed: deque[tuple[int, list]] = deque()
+        self.in_flight: dict[asyncio.Task, tuple[int, list]] = {}
+        self._admitted = 0
+        self._wake: asyncio.Event | None = None
+        self._pump: asyncio.Task | None = None
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        run(self._start())
+
+    async def _start(self) -> None:
+        if self._pump is None or self._pump.done():
+            self._wake = asyncio.Event()
+            self._pump = asyncio.ensure_future(self._run())
+
+    def is_running(self) -> bool:
+        return self._pump is not None and not self._pump.done() and self.error is None
+
+    def stop(self) -> None:
+        """Cancel what is in flight and give all groups back; returns when that is done, after at most 5 s."""
+        future = asyncio.run_coroutine_threadsafe(self._stop(), get_background_loop())
+        future.result(timeout=STOP_TIMEOUT_S)
+
+    async def _stop(self) -> None:
+        tasks = [*self.in_flight, *([self._pump] if self._pump else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.data_source.add_samples([group for _, group in self.completed])
+        self.completed.clear()
+
+    # ---- producing -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        state = GenerateState(self.args)
+        state.reset()
+        try:
+            while self.error is None:
+                self._wake.clear()
+                while self._may_admit():
+                    groups = self.data_source.get_samples(1)
+                    if not groups:
+                        break
+                    self._admit(state, groups[0])
+                try:
+                    await asyncio.wait_for(self._wake.wait(), POLL_S)
+                except asyncio.TimeoutError:
+                    continue
+        except Exception as error:
+            self.error = error
+
+    def _may_admit(self) -> bool:
+        outstanding = len(self.in_flight) + len(self.completed)
+        if len(self.in_flight) >= self.concurrency or len(self.completed) >= self.concurrency:
+            return False
+        limit = self.args.max_staleness
+        return limit is None or outstanding < (limit + 1) * self.args.rollout_batch_size
+
+    def _admit(self, state: GenerateState, group: list) -> None:
+        state.rollout_id = self.rollout_id
+        call = generation.generate_and_rm_group(self.args, group, dict(state.sampling_params))
+        task = asyncio.ensure_future(call)
+        self.in_flight[task] = (self._admitted, group)
+        self._admitted += 1
+        task.add_done_callback(self.on_done)
+
+    def on_done(self, task: asyncio.Task) -> None:
+        """Queue a finished group, give an aborted one back, keep the first error. Never blocks."""
+        order, origin = self.in_flight.pop(task)
+        if task.cancelled() or task.exception() is not None:
+            if not task.cancelled():
+                self.error = self.error or task.exception()
+            for leaf in leaves_of(origin):
+                leaf.reset_response()
+            self.data_source.add_samples([origin])
+        elif is_aborted(task.result()):
+            self.data_source.add_samples([prepare_for_buffer(self.args, task.result(), self.rollout_id)])
+        else:
+            self.completed.append((order, task.result()))
+        self._wake.set()
+
+    # ---- consuming -------------------------------------------------------------------------------------------------
+
+    def get_completed_groups(self, limit: int | None = None) -> list[tuple[int, list]]:
+        """Up to `limit` finished groups (order of admission, group); the rest stays queued."""
+        if self.args.max_staleness is None:
+            count = len(self.completed) if limit is None else min(limit, len(self.completed))
+            return [self.completed.popleft() for _ in range(count)]
+        oldest = min((order for order, _ in self.in_flight.values()), default=self._admitted)
+        ready = sorted((item for item in self.completed if item[0] < oldest), key=lambda item: item[0])[:limit]
+        taken = {order for order, _ in ready}
+        self.completed = deque(item for item in self.completed if item[0] not in taken)
+        return ready
+
+    async def collect(self, rollout_id: int) -> RolloutFnTrainOutput:
+        """The next --rollout-batch-size groups that pass the filter."""
+        args, target = self.args, self.args.rollout_batch_size
+        self.rollout_id = rollout_id
+        state, drops = GenerateState(args), MetricGatherer()
+        state.progress.set_total("generate", target)
+        kept: list[list] = []
+        all_groups: list[list] = []
+        reported = time.monotonic()
+        while len(kept) < target:
+            if self.error is not None:
+                raise self.error
+            for _, group in self.get_completed_groups(target - len(kept)):
+                self._sort_in(group, kept, all_groups, drops)
+            self._wake.set()
+            if len(kept) < target:
+                await asyncio.sleep(0.01)
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                logger.info(
+                    "round %d: %d of %d groups, %d in flight", rollout_id, len(kept), target, len(self.in_flight)
+                )
+        kept.sort(key=first_index)
+        check_not_all_failed(state, kept, rollout_id)
+        self.data_source.mark_delivered(kept, rollout_id)
+        run_round_hooks(args, kept, sorted(all_groups, key=first_index), self.data_source)
+        return RolloutFnTrainOutput(samples=kept, metrics=drops.collect() | self._metrics(state))
+
+    def _sort_in(self, group: list, kept: list, all_groups: list, drops: MetricGatherer) -> None:
+        path = self.args.dynamic_sampling_filter_path
+        leaves = leaves_of(group)
+        if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves):
+            drops.on_dynamic_filter_drop(PROMPT_TOO_LONG)
+            self.data_source.mark_finished(group, "failed")
+            return
+        all_groups.append(group)
+        verdict = call_dynamic_filter(path and load_hook(path, "dynamic_sampling_filter_path"), self.args, group)
+        if verdict.keep:
+            kept.append(group)
+            GenerateState(self.args).progress.add("generate", 1)
+        else:
+            drops.on_dynamic_filter_drop(verdict.reason)
+            self.data_source.mark_finished(group, "filtered")
+
+    def _metrics(self, state: GenerateState) -> dict[str, Any]:
+        counters, state.counters, state.first_failure = dict(state.counters), type(state.counters)(), None
+        return {
+            "rollout/reward_failed": counters.get("reward_failed", 0),
+            "rollout/queued_groups": len(self.completed),
+            "rollout/in_flight_groups": len(self.in_flight),
+        }
+
+
+_worker: AsyncRolloutWorker | None = None
+
+
+def get_global_worker(args, data_buffer) -> AsyncRolloutWorker:
+    """The worker of this process, started on first use, and again for other args or when it has ended."""
+    global _worker
+    if _worker is None or _worker.args is not args or not _worker.is_running():
+        if _worker is None:
+            atexit.register(stop_global_worker)
+        stop_global_worker()
+        _worker = AsyncRolloutWorker(args, data_buffer)
+        _worker.start()
+    return _worker
+
+
+def stop_global_worker() -> None:
+    global _worker
+    worker, _worker = _worker, None
+    if worker is not None:
+        worker.stop()
+
+
+def generate_rollout_fully_async(args, rollout_id, data_buffer, evaluation=False) -> RolloutFnTrainOutput:
+    """`--rollout-function-path` of the fully asynchronous loop."""
+    if evaluation:
+        raise ValueError(
+            "the fully asynchronous rollout does not evaluate; give --eval-function-path "
+            "slime.rollout.sglang_rollout.generate_rollout"
+        )
+    return run(get_global_worker(args, data_buffer).collect(rollout_id))
+
+
+generate_rollout = generate_rollout_fully_async

@@ -1,0 +1,76 @@
+"""What happens to groups at the end of a round, whichever loop ran it: order, hooks, and the way back to the buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.rollout.base_types import leaves_of
+from slime.rollout.generate_state import GenerateState
+from slime.utils.misc import load_hook
+from slime.utils.types import Sample
+
+FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
+
+
+def first_index(group: list) -> int:
+    """Sort key of groups: the index of their first sample."""
+    return leaves_of(group)[0].index or 0
+
+
+def is_finished(group: list) -> bool:
+    return all(leaf.status in FINISHED for leaf in leaves_of(group))
+
+
+def is_aborted(group: list) -> bool:
+    return any(leaf.status == Sample.Status.ABORTED for leaf in leaves_of(group))
+
+
+def prepare_for_buffer(args, group: list, rollout_id: int) -> list:
+    """A group as it goes back: what may be continued later stays, everything else starts from its prompt.
+
+    Finished groups keep their responses. Without --partial-rollout an unfinished group starts again as a whole.
+    """
+    if is_finished(group):
+        return group
+    if args.partial_rollout and all(isinstance(item, Sample) for item in group):
+        for leaf in leaves_of(group):
+            if leaf.metadata.get("reward_error"):
+                leaf.reset_response()
+            if leaf.response_length > 0:
+                leaf.metadata.setdefault("start_rollout_id", rollout_id)
+        return group
+    firsts = [leaves_of(item)[0] for item in group]
+    for leaf in firsts:
+        leaf.reset_response()
+    return firsts
+
+
+def check_not_all_failed(state: GenerateState, kept: list[list], rollout_id: int) -> None:
+    """RuntimeError with the first traceback when no sample of the round got a reward."""
+    leaves = leaves_of(kept)
+    if state.first_failure and all(leaf.metadata.get("reward_error") for leaf in leaves):
+        raise RuntimeError(
+            f"round {rollout_id}: the reward of all {len(leaves)} samples failed; the first one:\n{state.first_failure}"
+        )
+
+
+def run_round_hooks(args, kept: list[list], all_groups: list[list], data_source: Any) -> None:
+    """The sample filter on the kept groups, then the hook that sees all groups, dropped ones included."""
+    if args.rollout_sample_filter_path:
+        load_hook(args.rollout_sample_filter_path, "rollout_sample_filter_path")(args, kept)
+    if args.rollout_all_samples_process_path:
+        hook = load_hook(args.rollout_all_samples_process_path, "rollout_all_samples_process_path")
+        hook(args, all_groups, CallableSource(data_source))
+
+
+class CallableSource:
+    """The data source as the all-samples hook gets it: an object, and callable as its `get_samples`."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __call__(self, num_samples: int) -> list[list[Sample]]:
+        return self._source.get_samples(num_samples)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)

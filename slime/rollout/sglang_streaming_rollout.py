@@ -1,0 +1,115 @@
+"""A generator that streams: after an abort the text so far is already on the sample.
+
+`--custom-generate-function-path slime.rollout.sglang_streaming_rollout.generate_streaming`. Invariants: whatever the
+server sends, incremental or cumulative chunks, tokens are appended once and in order; there is no retry. Ends like
+`generate`. Does not know the round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from slime.observability.trace_utils import trace_span
+from slime.rollout.engine_control import get_model_url
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.generation import append_engine_output
+from slime.rollout.request import build_request, mark_prompt_too_long, new_token_budget, prompt_ids, request_headers
+from slime.utils.http_utils import HTTPStatusError, get_session
+from slime.utils.meta_info import TOP_P_KEYS, int32_tensor
+from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
+
+
+async def generate_streaming(args, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
+    """Start or continue the response of one sample, chunk by chunk."""
+    state = GenerateState(args)
+    if not sample.tokens:
+        sample.tokens = prompt_ids(state, sample)
+    budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
+    if budget <= 0:
+        if sample.response_length == 0:
+            mark_prompt_too_long(args, state, sample, evaluation)
+        else:
+            sample.status = Sample.Status.TRUNCATED
+        return sample
+    payload = {**build_request(args, sample, {**sampling_params, "max_new_tokens": budget}), "stream": True}
+    merger, finished = ChunkMerger(), False
+    with trace_span(sample, "sglang_generate_stream"):
+        chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
+        async for chunk in chunks:
+            fresh = merger.fresh_part(chunk)
+            finished = bool(chunk["meta_info"].get("finish_reason"))
+            append_engine_output(args, sample, fresh, update_terminal_info=finished)
+            if finished or (state.aborted and not evaluation):
+                break
+        await chunks.aclose()
+    if not finished:
+        sample.status = Sample.Status.ABORTED
+    return sample
+
+
+class ChunkMerger:
+    """Turns chunks of either kind into what each adds.
+
+    Cumulative: every chunk repeats all tokens so far. Incremental: only new ones. Told apart by `completion_tokens`,
+    which counts all tokens so far in both, against the number of log-probs in the chunk.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.text = ""
+
+    def fresh_part(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        meta_info = chunk["meta_info"]
+        triples = meta_info.get("output_token_logprobs") or []
+        total = meta_info.get("completion_tokens")
+        cumulative = len(triples) > 0 and (total is None or len(triples) == total) and len(triples) >= self.num_tokens
+        fresh = triples[self.num_tokens :] if cumulative else triples
+        text = chunk.get("text") or ""
+        repeats = cumulative or (not triples and bool(self.text))
+        fresh_text = text[len(self.text) :] if repeats and text.startswith(self.text) else text
+        skipped = self.num_tokens if cumulative else 0
+        fresh_meta = {**meta_info, "output_token_logprobs": fresh, **self._shifted_versions(meta_info)}
+        fresh_meta |= _without_leading_tokens(meta_info, skipped)
+        self.num_tokens += len(fresh)
+        self.text += fresh_text
+        return {"text": fresh_text, "meta_info": fresh_meta}
+
+    def _shifted_versions(self, meta_info: dict[str, Any]) -> dict[str, Any]:
+        """Version spans count from the first token of the call; the sample wants them from the chunk's."""
+        spans = meta_info.get("weight_versions")
+        if not spans:
+            return {}
+        shift = self.num_tokens
+        return {"weight_versions": [{**s, "start": s["start"] - shift, "end": s["end"] - shift} for s in spans]}
+
+
+def _without_leading_tokens(meta_info: dict[str, Any], skipped: int) -> dict[str, Any]:
+    """Top-p replay data of a cumulative chunk, its first `skipped` tokens cut off."""
+    for ids_key, offsets_key in TOP_P_KEYS:
+        if skipped and meta_info.get(ids_key) is not None and meta_info.get(offsets_key) is not None:
+            ids, offsets = int32_tensor(meta_info[ids_key]), int32_tensor(meta_info[offsets_key])[skipped:]
+            return {ids_key: ids[int(offsets[0]) :], offsets_key: offsets - offsets[0]}
+    return {}
+
+
+async def _chunks(url: str, payload: dict[str, Any], headers: dict | None) -> AsyncIterator[dict[str, Any]]:
+    """The JSON events of a server-sent stream up to `[DONE]`; what is no JSON is skipped with a warning."""
+    async with get_session().post(url, json=payload, headers=headers) as response:
+        if response.status >= 400:
+            raise HTTPStatusError("POST", url, response.status, await response.text())
+        async for raw in response.content:
+            line = raw.decode("utf-8", errors="replace").strip()
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            try:
+                yield json.loads(data)
+            except ValueError:
+                logger.warning("skipped a chunk that is not JSON: %.200s", data)

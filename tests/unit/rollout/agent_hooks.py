@@ -1,0 +1,93 @@
+"""Custom generate functions in each documented form."""
+
+from __future__ import annotations
+
+import asyncio
+
+from slime.rollout import generate_single
+from slime.rollout.sglang_rollout import GenerateState, generate
+from slime.utils.types import Sample
+
+calls: list = []
+
+
+async def upstream(args, sample, sampling_params):
+    sample.metadata["form"] = "sample"
+    return await generate(args, sample, sampling_params)
+
+
+async def upstream_with_evaluation(args, sample, sampling_params, evaluation=False):
+    sample.metadata["evaluation"] = evaluation
+    return await generate(args, sample, sampling_params)
+
+
+async def fan_out(args, sample, sampling_params):
+    parts = []
+    for text in ("x", "y"):
+        part = Sample(prompt=sample.prompt, rollout_id=sample.index)
+        parts.append(await generate(args, part, sampling_params))
+        part.response = text
+    return parts
+
+
+async def text_only(args, sample, sampling_params):
+    sample.response = "ab!"
+    return sample
+
+
+async def returns_text(args, sample, sampling_params):
+    return "oops"
+
+
+async def two_turns(args, samples, evaluation=False):
+    """The loop that the documents show."""
+    calls.append((len(samples), evaluation))
+    for sample in samples:
+        conversation = sample.prompt
+        for turn in range(args.max_turns):
+            text = await generate_single(conversation)
+            conversation.append({"role": "assistant", "content": text})
+            if turn + 1 < args.max_turns:
+                conversation.append({"role": "tool", "content": f"result {turn}"})
+        sample.response = conversation[-1]["content"]
+        sample.reward = 0.25
+    return samples
+
+
+async def copied_conversations(args, samples, evaluation=False):
+    async def one(sample):
+        conversation = [*sample.prompt]
+        conversation.append({"role": "assistant", "content": await generate_single(conversation)})
+        sample.response = conversation[-1]["content"]
+
+    await asyncio.gather(*(one(sample) for sample in reversed(samples)))
+    return samples
+
+
+async def from_text(args, samples, evaluation=False):
+    for sample in samples:
+        sample.response = await generate_single([{"role": "user", "content": sample.prompt}])
+    return samples
+
+
+async def rebuilt_in_order(args, samples, evaluation=False):
+    for sample in samples:
+        sample.response = await generate_single([{"role": "user", "content": "fresh text"}])
+    return samples
+
+
+async def edits_the_answer(args, samples, evaluation=False):
+    for sample in samples:
+        first = await generate_single(sample.prompt)
+        sample.prompt += [{"role": "assistant", "content": first + "ZZ"}, {"role": "user", "content": "go"}]
+        sample.response = await generate_single(sample.prompt)
+    return samples
+
+
+async def loses_a_sample(args, samples, evaluation=False):
+    return samples[1:]
+
+
+async def cannot_find_the_state(args, sample, sampling_params):
+    assert GenerateState(args).tokenizer is not None
+    return await generate(args, sample, sampling_params)

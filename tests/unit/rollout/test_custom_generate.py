@@ -1,0 +1,159 @@
+import agent_hooks
+import pytest
+from fake_engine import reply
+from tiny_tokenizer import GLM, build
+
+from slime.rollout import generate_single
+from slime.rollout.data_source import create_data_source
+from slime.rollout.sglang_rollout import generate_rollout
+from slime.utils.async_utils import run
+from slime.utils.processing_utils import encode_prompt, load_tokenizer, render_chat
+from slime.utils.types import Sample
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def chat_args(engine, make_args, write_rows):
+    path = write_rows([{"input": MESSAGES, "label": "1"}] * 3)
+
+    def make(hook, **overrides):
+        hook = hook and f"agent_hooks.{hook}"
+        return make_args(
+            engine, prompt_data=path, custom_generate_function_path=hook, rollout_batch_size=1, **overrides
+        )
+
+    return make
+
+
+@pytest.fixture
+def tokenizer(tokenizer_dir):
+    return load_tokenizer(tokenizer_dir)
+
+
+def one_group(args, rollout_id=0):
+    return generate_rollout(args, rollout_id, create_data_source(args)).samples[0]
+
+
+def spelled(tokenizer, text, finish="stop", end=True):
+    """Ids one character at a time ("ab" as two), as a model may sample them, and the reply that holds them."""
+    ids = [tokenizer.convert_tokens_to_ids(c) for c in text]
+    ids += [tokenizer.eos_token_id] if end else []
+    return reply(ids, text + ("<|im_end|>" if end else ""), finish)
+
+
+def test_upstream_form_gets_one_sample(engine, chat_args):
+    assert [s.metadata["form"] for s in one_group(chat_args("upstream"))] == ["sample", "sample"]
+
+
+def test_evaluation_is_passed_only_to_functions_that_take_it(engine, chat_args):
+    assert one_group(chat_args("upstream_with_evaluation"))[0].metadata["evaluation"] is False
+
+
+def test_message_lists_are_rendered_for_the_built_in_generator_without_the_flag(engine, chat_args, tokenizer):
+    one_group(chat_args(None))
+    assert engine.requests[0]["input_ids"] == encode_prompt(tokenizer, render_chat(tokenizer, MESSAGES))
+
+
+def test_fan_out_keeps_group_and_execution(engine, chat_args):
+    group = one_group(chat_args("fan_out"))
+    assert [len(parts) for parts in group] == [2, 2]
+    assert [[part.rollout_id for part in parts] for parts in group] == [[0, 0], [1, 1]]
+    assert {part.group_index for parts in group for part in parts} == {0}
+    assert all(part.reward == 1.0 for parts in group for part in parts)
+
+
+def test_text_only_responses_are_encoded_flagged_and_counted(engine, chat_args, tokenizer):
+    args = chat_args("text_only")
+    output = generate_rollout(args, 0, create_data_source(args))
+    sample = output.samples[0][0]
+    ids = tokenizer.encode("ab!", add_special_tokens=False)
+    assert sample.tokens[-2:] == ids and sample.response_length == 2 and sample.loss_mask == [1, 1]
+    assert sample.rollout_log_probs is None and sample.metadata["tokens_from_text"] == 2
+    assert sample.status == Sample.Status.COMPLETED and output.metrics["rollout/text_only_samples"] == 2
+
+
+def test_a_wrong_return_type_is_named(engine, chat_args):
+    with pytest.raises(TypeError, match="returns_text returned a str, expected a Sample"):
+        one_group(chat_args("returns_text"))
+    with pytest.raises(ValueError, match="loses_a_sample returned 1 results for 2 samples"):
+        one_group(chat_args("loses_a_sample"))
+
+
+def test_fb_t04_turns_are_trained_on_sampled_ids_and_tool_text_is_masked(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "ab" if len(engine.requests) % 2 else "cd")
+    agent_hooks.calls.clear()
+    group = one_group(chat_args("two_turns", max_turns=2, rollout_max_response_len=200))
+    assert agent_hooks.calls == [(2, False)]
+    sample = group[0]
+    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+    trained = [t for t, m in zip(sample.tokens[-sample.response_length :], sample.loss_mask, strict=True) if m]
+    assert trained == [*spelled_ids(tokenizer, "ab"), *spelled_ids(tokenizer, "cd")]
+    text = tokenizer.decode(sample.tokens)
+    assert text == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nab<|im_end|>\n"
+        "<|im_start|>tool\nresult 0<|im_end|>\n<|im_start|>assistant\ncd<|im_end|>"
+    )
+    assert engine.requests[1]["input_ids"] == sample.tokens[: -len(spelled_ids(tokenizer, "cd"))]
+    assert sample.prompt == MESSAGES and type(sample.prompt[0]) is dict
+    assert sample.response == "cd" and sample.reward == 0.25 and sample.weight_versions == ["1", "1"]
+    assert "tokens_from_text" not in sample.metadata
+
+
+def spelled_ids(tokenizer, text):
+    return [triple[1] for triple in spelled(tokenizer, text)["meta_info"]["output_token_logprobs"]]
+
+
+def test_fb_t04_holds_for_a_template_without_end_token(engine, chat_args, tmp_path):
+    folder = build(tmp_path / "glm", template=GLM)
+    tokenizer = load_tokenizer(folder)
+    engine.answer = lambda payload: spelled(tokenizer, "ab", end=False)
+    sample = one_group(chat_args("two_turns", max_turns=2, rollout_max_response_len=200, hf_checkpoint=folder))[0]
+    assert tokenizer.decode(sample.tokens) == "<|user|>\nhi<|assistant|>\nab<|tool|>\nresult 0<|assistant|>\nab"
+    assert sum(sample.loss_mask) == 4
+
+
+@pytest.mark.parametrize("hook", ["copied_conversations", "rebuilt_in_order"])
+def test_calls_find_their_sample_through_copies_and_by_order(engine, chat_args, hook):
+    engine.answer = lambda payload: reply([len(engine.requests)], f"t{len(engine.requests)}")
+    for sample in one_group(chat_args(hook)):
+        assert sample.response == f"t{sample.tokens[-1]}" and sample.rollout_log_probs == [-0.5]
+
+
+def test_prompt_text_is_followed_too(engine, make_args):
+    engine.answer = lambda payload: reply([len(engine.requests)], f"t{len(engine.requests)}")
+    args = make_args(engine, custom_generate_function_path="agent_hooks.from_text", rollout_batch_size=1)
+    for sample in one_group(args):
+        assert sample.response == f"t{sample.tokens[-1]}" and type(sample.prompt) is str and sample.prompt == "p0"
+
+
+def test_edited_answers_become_masked_context_and_are_flagged(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "ab")
+    sample = one_group(chat_args("edits_the_answer", rollout_max_response_len=200))[0]
+    assert sum(sample.loss_mask) == 3 and sample.loss_mask[-3:] == [1, 1, 1]
+    assert "abZZ" in tokenizer.decode(sample.tokens)
+    assert sample.metadata["tokens_from_text"] == sample.loss_mask.count(0)
+
+
+def test_turns_share_the_response_budget(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "cdef", "length", end=False)
+    group = one_group(chat_args("two_turns", max_turns=3, rollout_max_response_len=6))
+    assert [request["sampling_params"]["max_new_tokens"] for request in engine.requests] == [6, 6]
+    assert group[0].status == Sample.Status.TRUNCATED and group[0].response_length == 4
+
+
+def test_turns_have_different_seeds(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "a")
+    one_group(chat_args("two_turns", max_turns=2, rollout_max_response_len=200))
+    assert len({request["sampling_params"]["sampling_seed"] for request in engine.requests}) == 4
+
+
+def test_list_hook_sees_messages_even_with_a_chat_template(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "a")
+    sample = one_group(chat_args("two_turns", max_turns=1, apply_chat_template=True))[0]
+    assert sample.prompt == MESSAGES
+
+
+def test_generate_single_outside_of_a_hook_says_where_it_belongs():
+    with pytest.raises(RuntimeError, match="only inside a --custom-generate-function-path function"):
+        run(generate_single(MESSAGES))

@@ -1,0 +1,141 @@
+import time
+
+import pytest
+import stub_rm  # noqa: F401
+from fake_engine import reply
+
+from slime.rollout import fully_async_rollout
+from slime.rollout.data_source import create_data_source
+from slime.rollout.fully_async_rollout import AsyncRolloutWorker, generate_rollout_fully_async
+from slime.utils.async_utils import run
+from slime.utils.http_utils import HTTPStatusError
+from slime.utils.types import Sample
+
+
+@pytest.fixture
+def async_args(engine, make_args):
+    def make(**overrides):
+        return make_args(engine, max_staleness=None, **overrides)
+
+    yield make
+    fully_async_rollout.stop_global_worker()
+
+
+def indices(output):
+    return [[s.index for s in group] for group in output.samples]
+
+
+def finished_group(group_index):
+    return [
+        Sample(group_index=group_index, index=2 * group_index + i, reward=1.0, status=Sample.Status.COMPLETED)
+        for i in (0, 1)
+    ]
+
+
+def wait_until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not reached in time"
+        time.sleep(0.01)
+
+
+def test_fb_a01_finished_groups_beyond_the_target_wait_for_the_next_round(async_args):
+    args = async_args(rollout_batch_size=4)
+    worker = AsyncRolloutWorker(args, create_data_source(args), concurrency=1)
+    worker.completed.extend((i, finished_group(i)) for i in range(10))
+    assert worker.get_completed_groups(0) == []
+
+    async def collect():
+        import asyncio
+
+        worker._wake = asyncio.Event()
+        return await worker.collect(0)
+
+    assert [group[0].group_index for group in run(collect()).samples] == [0, 1, 2, 3]
+    assert [group[0].group_index for _, group in worker.completed] == [4, 5, 6, 7, 8, 9]
+    assert [group[0].group_index for group in run(collect()).samples] == [4, 5, 6, 7]
+
+
+def test_rounds_take_each_prompt_once_while_generation_runs_ahead(engine, async_args):
+    args = async_args(sglang_server_concurrency=3)
+    source = create_data_source(args)
+    seen = []
+    for rollout_id in range(4):
+        seen += indices(generate_rollout_fully_async(args, rollout_id, source))
+    assert len(seen) == 8 and len({tuple(group) for group in seen}) == 8
+    worker = fully_async_rollout._worker
+    wait_until(lambda: len(worker.completed) >= 3)
+    assert len(worker.completed) + len(worker.in_flight) <= 6
+
+
+def test_queue_and_flight_count_as_not_consumed(engine, async_args):
+    args = async_args(sglang_server_concurrency=3, rollout_batch_size=1)
+    source = create_data_source(args)
+    kept = generate_rollout_fully_async(args, 0, source).samples
+    source.mark_finished(kept)
+    state = source.state_dict()
+    resumed = create_data_source(args)
+    resumed.load_state_dict(state)
+    served = {group[0].data_row for group in resumed.get_samples(9)}
+    assert served == set(range(10)) - {kept[0][0].data_row}
+
+
+def test_fb_t08_an_aborted_group_restarts_from_its_prompt_without_partial_rollout(engine, async_args):
+    versions = iter(["2", "2", "4", "4"])
+    finish = iter(["abort", "stop", "stop", "stop"])
+    engine.answer = lambda payload: reply([5, 6], "x", next(finish, "stop"), next(versions, "4"))
+    args = async_args(sglang_server_concurrency=1, rollout_batch_size=1)
+    sample = generate_rollout_fully_async(args, 0, create_data_source(args)).samples[0]
+    for one in sample:
+        assert one.response_length == 2 and len(set(one.token_weight_versions)) == 1
+    assert all(len(request["input_ids"]) == 2 for request in engine.requests)
+
+
+def test_partial_rollout_continues_an_aborted_group(engine, async_args):
+    finish = iter(["abort", "abort", "stop", "stop"])
+    engine.answer = lambda payload: reply([5, 6], "x", next(finish, "stop"))
+    args = async_args(sglang_server_concurrency=1, rollout_batch_size=1, partial_rollout=True)
+    group = generate_rollout_fully_async(args, 0, create_data_source(args)).samples[0]
+    assert [s.response_length for s in group] == [4, 4]
+
+
+def test_an_error_is_raised_by_the_round_and_the_next_one_starts_again(engine, async_args):
+    engine.answer = lambda payload: 500
+    args = async_args()
+    source = create_data_source(args)
+    with pytest.raises(HTTPStatusError):
+        generate_rollout_fully_async(args, 0, source)
+    engine.answer = lambda payload: reply([7])
+    assert len(generate_rollout_fully_async(args, 0, source).samples) == 2
+
+
+def test_filter_and_hooks_apply(engine, async_args):
+    stub_rm.seen["all"].clear()
+    args = async_args(
+        dynamic_sampling_filter_path="stub_rm.keep_odd_groups",
+        rollout_all_samples_process_path="stub_rm.remember_all",
+        sglang_server_concurrency=1,
+    )
+    output = generate_rollout_fully_async(args, 0, create_data_source(args))
+    assert [group[0].group_index for group in output.samples] == [1, 3]
+    assert [group[0].group_index for group in stub_rm.seen["all"][0][0]] == [0, 1, 2, 3]
+
+
+def test_max_staleness_bounds_what_is_admitted_and_keeps_the_order(engine, async_args):
+    def answer(payload):
+        return 0.2 if payload["input_ids"][1] == 24 else reply([7])  # prompt p0 is slow
+
+    engine.answer = answer
+    args = async_args(rollout_batch_size=2)
+    args.max_staleness = 1
+    source = create_data_source(args)
+    assert indices(generate_rollout_fully_async(args, 0, source)) == [[0, 1], [2, 3]]
+    worker = fully_async_rollout._worker
+    wait_until(lambda: len(worker.completed) + len(worker.in_flight) == 4)
+    time.sleep(0.05)
+    assert len(worker.completed) + len(worker.in_flight) == 4
+
+
+def test_evaluation_needs_another_function(async_args):
+    with pytest.raises(ValueError, match="--eval-function-path"):
+        generate_rollout_fully_async(async_args(), 0, None, evaluation=True)

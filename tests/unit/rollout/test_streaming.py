@@ -1,0 +1,74 @@
+import json
+
+import pytest
+from aiohttp import web
+from fake_engine import reply
+
+from slime.rollout.data_source import create_data_source
+from slime.rollout.sglang_rollout import generate_rollout
+from slime.rollout.sglang_streaming_rollout import ChunkMerger
+from slime.utils.types import Sample
+
+PATH = "slime.rollout.sglang_streaming_rollout.generate_streaming"
+
+
+def chunks(kind):
+    """Three tokens, the stop reason with the last one."""
+    for end in (1, 2, 3):
+        start = 0 if kind == "cumulative" else end - 1
+        body = reply([10, 11, 12][start:end], "abc"[start:end], "stop")
+        body["meta_info"]["completion_tokens"] = end
+        body["meta_info"]["weight_versions"] = [
+            {"version": "1", "start": 0, "end": 2},
+            {"version": "2", "start": 2, "end": 3},
+        ]
+        if end < 3:
+            body["meta_info"]["finish_reason"] = None
+        yield body
+
+
+@pytest.fixture
+def streaming_engine(engine, monkeypatch):
+    """The fake engine with a streaming `/generate`; `engine.lines` are its data lines."""
+
+    async def generate(request):
+        payload = await request.json()
+        engine.requests.append(payload)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for line in engine.lines:
+            await response.write(f"data: {line}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    monkeypatch.setattr(engine, "stream", generate, raising=False)
+    return engine
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "incremental"])
+def test_chunks_of_both_kinds_give_each_token_once(kind):
+    merger = ChunkMerger()
+    fresh = [merger.fresh_part(chunk) for chunk in chunks(kind)]
+    assert [[t[1] for t in part["meta_info"]["output_token_logprobs"]] for part in fresh] == [[10], [11], [12]]
+    assert [part["text"] for part in fresh] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "incremental"])
+def test_a_streamed_sample_equals_a_whole_one(streaming_engine, make_args, kind):
+    streaming_engine.lines = [*map(json.dumps, chunks(kind)), "not json", "[DONE]"]
+    args = make_args(streaming_engine, custom_generate_function_path=PATH, rollout_batch_size=1)
+    sample = generate_rollout(args, 0, create_data_source(args)).samples[0][0]
+    assert sample.tokens[-3:] == [10, 11, 12] and sample.response == "abc"
+    assert sample.status == Sample.Status.COMPLETED and sample.weight_versions == ["1"]
+    assert sample.token_weight_versions == ["1", "1", "2"] and sample.rollout_log_probs == [-0.5] * 3
+    assert streaming_engine.requests[0]["stream"] is True
+
+
+def test_top_p_data_of_cumulative_chunks_is_cut():
+    merger = ChunkMerger()
+    first, second = reply([1]), reply([1, 2])
+    first["meta_info"] |= {"completion_tokens": 1, "top_p_token_ids": [1, 5], "top_p_token_offsets": [0, 2]}
+    second["meta_info"] |= {"completion_tokens": 2, "top_p_token_ids": [1, 5, 2], "top_p_token_offsets": [0, 2, 3]}
+    merger.fresh_part(first)
+    meta_info = merger.fresh_part(second)["meta_info"]
+    assert meta_info["top_p_token_ids"].tolist() == [2] and meta_info["top_p_token_offsets"].tolist() == [0, 1]
