@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from slime.engine import sampler
+from slime.engine.admission import Family, is_scoring, sequence_length
 from slime.engine.batch import RunningBatch
 from slime.engine.kv_cache import KVCache
 from slime.engine.model import Model
@@ -27,32 +28,34 @@ class Generator:
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
         self.batch = RunningBatch(max_rows)
 
-    def prefill(self, requests: list[Request]) -> dict[int, dict]:
-        """Start requests: read prompt and earlier output, sample one token. Returns finish reasons by row."""
+    def prefill(self, families: list[Family]) -> dict[int, dict]:
+        """Start requests: read prompt and earlier output, sample one token. Returns finish reasons by row.
+
+        Rows are taken in this order: the first of each family, then the others.
+        """
         batch, device = self.batch, self.model.device
-        sequences = [request.prompt_ids + request.output_ids for request in requests]
-        lengths = [len(ids) for ids in sequences]
-        padded = np.zeros((len(requests), max(lengths)), dtype=np.int64)
-        for i, ids in enumerate(sequences):
-            padded[i, : len(ids)] = ids
+        lengths = [sequence_length(family) for family in families]
+        padded = np.zeros((len(families), max(lengths)), dtype=np.int64)
+        for i, family in enumerate(families):
+            padded[i, : lengths[i]] = family[0].prompt_ids + family[0].output_ids
         first = batch.size
-        for request in requests:
-            batch.add(request)
         tokens = torch.from_numpy(padded).to(device)
         hidden = self.model.prefill(tokens, first)
-        for i, request in enumerate(requests):
+        source = list(range(len(families))) + [i for i, family in enumerate(families) for _ in family[1:]]
+        requests = [family[0] for family in families] + [other for family in families for other in family[1:]]
+        if len(requests) > len(families):
+            self.cache.copy_rows(first + np.array(source[len(families) :]), first + len(families), max(lengths))
+        for i, request in zip(source, requests, strict=True):
+            batch.add(request)
             if request.needs_input_logprobs and not request.input_logprobs:
                 self._score_prompt(request, tokens[i], hidden[i])
-        scored_only = {
-            first + i: {"type": "length", "length": 0}
-            for i, request in enumerate(requests)
-            if request.params.max_new_tokens == 0
-        }
-        if len(scored_only) == len(requests):
-            return scored_only
-        assert not scored_only, "requests without output tokens are prefilled apart"
+        for request in requests[len(families) :]:
+            request.cached_tokens = len(request.prompt_ids) - 1
+        if is_scoring(families[0]):
+            return {first + i: {"type": "length", "length": 0} for i in range(len(requests))}
         last = torch.tensor(lengths, device=device) - 1
-        return self._sample(self.model.logits(hidden[torch.arange(len(requests), device=device), last]), first)
+        logits = self.model.logits(hidden[torch.arange(len(families), device=device), last])
+        return self._sample(logits[torch.tensor(source, device=device)], first)
 
     def decode(self) -> dict[int, dict]:
         """Advance all running rows by one token. Returns finish reasons by row."""

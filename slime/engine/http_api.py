@@ -264,7 +264,7 @@ class HttpApi:
 
     async def _weights_by_name(self, http: web.Request) -> web.Response:
         body = await _body(http)
-        name, count = _field(body, "name", str), body.get("truncate_size", 100)
+        name, count = _field(body, "name", str), _field({"truncate_size": 100, **body}, "truncate_size", int)
         return _json(await self._control(lambda: self._info.weight_values(name, count), "get_weights_by_name"))
 
 

@@ -9,6 +9,7 @@ Does not know requests.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from slime.engine.model_config import ModelConfig
@@ -55,9 +56,15 @@ class KVCache:
 
     def move_rows(self, source: list[int], target: list[int], length: int) -> None:
         """Copy the first `length` tokens of rows `source` onto rows `target`."""
+        at, to = torch.tensor(source, device=self._device), torch.tensor(target, device=self._device)
         for cache in (*self.keys, *self.values):
-            for a, b in zip(source, target, strict=True):
-                cache[b, :, :length].copy_(cache[a, :, :length])
+            cache[to, :, :length] = cache[at, :, :length]
+
+    def copy_rows(self, source: np.ndarray, first: int, length: int) -> None:
+        """Copy the first `length` tokens of rows `source` (repeats allowed) onto rows first, first + 1, ..."""
+        at = torch.from_numpy(source).to(self._device)
+        for cache in (*self.keys, *self.values):
+            cache[first : first + len(source), :, :length].copy_(cache[at, :, :length])
 
     def num_bytes(self) -> int:
         return self.rows * self.length * self.bytes_per_token

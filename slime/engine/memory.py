@@ -40,6 +40,8 @@ def resume(scheduler: Scheduler, tags: list[str] | None) -> None:
 
 
 def _checked(tags: list[str] | None) -> set[str]:
+    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        raise ValueError(f"tags must be a list of strings or null, got {tags!r}")
     chosen = set(TAGS if tags is None else tags)
     if not chosen <= set(TAGS):
         raise ValueError(f"tags {sorted(chosen - set(TAGS))}: expected some of {', '.join(TAGS)}")

@@ -68,7 +68,7 @@ _FLOATS = {
 _INTS = {
     "max_new_tokens": _Range(0),
     "min_new_tokens": _Range(0),
-    "n": _Range(1),
+    "n": _Range(1, 1024),
     "sampling_seed": _Range(-(2.0**63), 2.0**64),
 }
 _BOOLS = ("ignore_eos", "no_stop_trim", "skip_special_tokens")

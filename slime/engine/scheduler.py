@@ -7,6 +7,7 @@ Does not know HTTP: results go to the `on_events` callback as (request, chunk), 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from slime.engine.admission import PrefillBudget, prefill_groups
 from slime.engine.generator import Generator
 from slime.engine.metrics import Counters
 from slime.engine.requests import Chunk, Request, abort_reason
@@ -25,8 +27,6 @@ from slime.engine.tokenizer import visible_ids
 
 logger = logging.getLogger(__name__)
 
-PREFILL_TOKENS = 8192
-"""Padded prompt tokens read between two decode steps (one longer prompt goes alone)."""
 PAUSE_MODES = ("abort", "retract", "in_place")
 Events = list[tuple[Request, Chunk | None]]
 
@@ -189,36 +189,34 @@ class Scheduler:
             reason = f"memory is released ({', '.join(sorted(self.released))}): call /resume_memory_occupation first"
             while self.waiting:
                 self._fail(self.waiting.popleft(), reason, is_client_error=True)
-        for group in self._admit():
+        for group in prefill_groups(self._admit()):
             first = self.batch.size
-            for request in group:
+            for request in itertools.chain(*group):
                 request.started_at = request.started_at or time.time()
                 request.note_version(self.weight_version, len(request.output_ids))
                 self.counters.prompt_tokens += len(request.prompt_ids) if not request.num_retractions else 0
             reasons = self.generator.prefill(group)
-            self._after_tokens(first, len(group), reasons)
+            self._after_tokens(first, sum(map(len, group)), reasons)
         if self.batch.size:
             self._after_tokens(0, self.batch.size, self.generator.decode())
 
-    def _admit(self) -> list[list[Request]]:
-        """Take waiting requests that fit, in order, and group those that are read together."""
-        cache, picked, num_tokens = self.generator.cache, [], 0
+    def _admit(self) -> list[Request]:
+        """Take waiting requests that fit, in order, and make room for them in the cache."""
+        cache, picked, budget = self.generator.cache, [], PrefillBudget()
         length = cache.length if self.batch.size else 0
         while self.waiting:
             request = self.waiting[0]
             rows = self.batch.size + len(picked) + 1
             new_length = max(length, request.reserved_length)
-            num_tokens += len(request.prompt_ids) + len(request.output_ids)
             if rows > cache.max_rows or (rows > 1 and rows > cache.rows_that_fit(new_length)):
                 break
-            if picked and num_tokens > PREFILL_TOKENS:
+            if not budget.take(request):
                 break
             picked.append(self.waiting.popleft())
             length = new_length
-        if not picked:
-            return []
-        cache.reserve(self.batch.size + len(picked), length, self.batch.size)
-        return group_by_length(picked)
+        if picked:
+            cache.reserve(self.batch.size + len(picked), length, self.batch.size)
+        return picked
 
     def _after_tokens(self, first: int, count: int, reasons: dict[int, dict]) -> None:
         batch = self.batch
@@ -277,24 +275,3 @@ class Scheduler:
             refuse(reason)
         events, self._events = self._events, []
         self._on_events(events)
-
-
-def group_by_length(requests: list[Request]) -> list[list[Request]]:
-    """Split requests into batches for prefill: similar lengths, bounded padding, those without output tokens apart."""
-
-    def length(request: Request) -> int:
-        return len(request.prompt_ids) + len(request.output_ids)
-
-    groups: list[list[Request]] = []
-    for request in sorted(requests, key=lambda r: (r.params.max_new_tokens == 0, length(r))):
-        group = groups[-1] if groups else None
-        fits = group is not None and (
-            (group[0].params.max_new_tokens == 0) == (request.params.max_new_tokens == 0)
-            and length(request) * (len(group) + 1) <= PREFILL_TOKENS
-            and (length(request) <= 64 or length(request) <= 2 * length(group[0]))
-        )
-        if fits:
-            group.append(request)
-        else:
-            groups.append([request])
-    return groups

@@ -136,13 +136,10 @@ class WeightUpdates:
     ) -> dict[str, torch.Tensor]:
         import torch.distributed as dist
 
-        wire_dtypes = [_DTYPES.get(name.removeprefix("torch.")) for name in dtypes]
-        if None in wire_dtypes:
-            raise UpdateRefused(f"dtype {dtypes[wire_dtypes.index(None)]!r}: expected one of {', '.join(_DTYPES)}")
         device = next(iter(self._weights.stored.values())).device
         tensors = [
-            torch.empty(tuple(shape), dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, wire_dtypes, strict=True)
+            torch.empty(tuple(shape), dtype=_DTYPES[dtype.removeprefix("torch.")], device=device)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         try:
             for work in [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]:
@@ -153,3 +150,16 @@ class WeightUpdates:
                 f"receiving {len(names)} weights over group {group_name!r} failed, the group is dropped: {error}"
             ) from error
         return dict(zip(names, tensors, strict=True))
+
+
+def _check_announcement(names: list[str], dtypes: list[str], shapes: list[list[int]]) -> None:
+    """Raises: UpdateRefused when the lists cannot describe broadcasts."""
+    if not len(names) == len(dtypes) == len(shapes):
+        raise UpdateRefused(f"{len(names)} names, {len(dtypes)} dtypes, {len(shapes)} shapes: lengths must be equal")
+    if len(set(map(str, names))) != len(names):
+        raise UpdateRefused("a name is announced twice in one update")
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+        if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in _DTYPES:
+            raise UpdateRefused(f"weight {name!r} has dtype {dtype!r}, expected one of {', '.join(_DTYPES)}")
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise UpdateRefused(f"weight {name!r} has shape {shape!r}, expected a list of sizes")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
 from slime.utils.engine_client import EngineClient
 
 START_DEADLINE_S = 60.0

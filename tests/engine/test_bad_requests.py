@@ -53,7 +53,9 @@ def test_harmless_keys_and_nulls_are_accepted(api):
         "json_schema": None,
         "sampling_seed": None,
     }
-    response = api.post("/generate", {"input_ids": [1], "model": None, "bogus": 1, "stream": False, "sampling_params": sampling})
+    response = api.post(
+        "/generate", {"input_ids": [1], "model": None, "bogus": 1, "stream": False, "sampling_params": sampling}
+    )
     assert response.status_code == 200, response.text
 
 
@@ -71,7 +73,11 @@ def test_unknown_path_is_a_404(api):
         ("/destroy_weights_update_group", {"group_name": "never made"}),
         ("/update_weights_from_disk", {"model_path": "/nonexistent"}),
         ("/get_weights_by_name", {"name": "model.nothing"}),
+        ("/get_weights_by_name", {"name": "model.norm.weight", "truncate_size": "all"}),
         ("/release_memory_occupation", {"tags": ["soul"]}),
+        ("/release_memory_occupation", {"tags": 5}),
+        ("/update_weights_from_distributed", {"names": ["a"], "dtypes": ["float32"], "shapes": [[1]]}),
+        ("/update_weights_from_distributed", {"names": "a", "dtypes": [], "shapes": []}),
     ],
 )
 def test_bad_control_call_is_a_400_and_says_why(api, path, body):

@@ -117,7 +117,10 @@ def test_top_logprobs_are_sorted_and_start_with_the_greedy_token(api):
 
 def test_text_prompt_equals_its_ids(api):
     by_text = api.greedy(None, 5, text="hello")
-    ids = [entry[1] for entry in api.greedy(None, 1, text="hello", logprob_start_len=0)["meta_info"]["input_token_logprobs"]]
+    ids = [
+        entry[1]
+        for entry in api.greedy(None, 1, text="hello", logprob_start_len=0)["meta_info"]["input_token_logprobs"]
+    ]
     assert by_text["output_ids"] == api.greedy(ids, 5)["output_ids"]
 
 
@@ -139,6 +142,18 @@ def test_n_gives_different_answers(api):
     answers = api.generate(PROMPT, {"n": 3, "max_new_tokens": 8, "temperature": 1.5, "ignore_eos": True}, rid="x")
     assert len({tuple(answer["output_ids"]) for answer in answers}) == 3
     assert len({answer["meta_info"]["id"] for answer in answers}) == 3
+
+
+def test_samples_of_one_prompt_share_its_prefill_and_equal_single_calls(api):
+    prompts = [PROMPT, [9] * 70, PROMPT, [9] * 70, [8], PROMPT]
+    answers = api.generate(prompts, {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}, logprob_start_len=0)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = api.greedy(prompt, 10, logprob_start_len=0)
+        assert answer["output_ids"] == alone["output_ids"]
+        assert logprobs(answer) == pytest.approx(logprobs(alone), abs=1e-5)
+        inputs = [[entry[0] for entry in a["meta_info"]["input_token_logprobs"][1:]] for a in (answer, alone)]
+        assert inputs[0] == pytest.approx(inputs[1], abs=1e-5)
+    assert sum(answer["meta_info"]["cached_tokens"] > 0 for answer in answers) == 3
 
 
 def test_batch_composition_does_not_change_logprobs(api):
@@ -165,7 +180,9 @@ def test_requests_without_seed_differ(api):
 
 def test_concurrent_calls_are_all_answered(api):
     def call(i: int) -> int:
-        return api.generate([i + 1], {"max_new_tokens": 5 + i % 7, "ignore_eos": True})["meta_info"]["completion_tokens"]
+        return api.generate([i + 1], {"max_new_tokens": 5 + i % 7, "ignore_eos": True})["meta_info"][
+            "completion_tokens"
+        ]
 
     with ThreadPoolExecutor(24) as pool:  # more than run at once
         assert list(pool.map(call, range(48))) == [5 + i % 7 for i in range(48)]
@@ -221,4 +238,6 @@ def test_context_is_used_to_the_last_token_and_not_beyond(api):
     room = 5
     prompt = [i % 200 for i in range(limit - room)]
     assert api.greedy(prompt, room)["meta_info"]["completion_tokens"] == room
-    assert api.post("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": room + 1}}).status_code == 400
+    assert (
+        api.post("/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": room + 1}}).status_code == 400
+    )

@@ -90,7 +90,9 @@ def test_engine_ends_when_its_parent_dies(model_dir):
 
 def send_raw(port: int, body: bytes) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body)
     return connection
 
