@@ -155,11 +155,12 @@ class RolloutManager:
 
         from slime.batching.convert import convert_samples_to_train_data
         from slime.batching.schedule import split_train_data_by_dp
+        from slime.batching.transport import pack
 
         args = self._args
         train_data = convert_samples_to_train_data(args, samples)
         shards = split_train_data_by_dp(args, train_data, args.data_parallel_size, cp_size=args.context_parallel_size)
-        return [Box(ray.put(shard)) for shard in shards]
+        return [Box(ray.put(pack(shard))) for shard in shards]
 
     def mark_trained(self, rollout_id: int) -> None:
         """The round's groups reached the weights: the data source may forget them."""

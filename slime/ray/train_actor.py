@@ -38,16 +38,18 @@ class TrainActor:
         self._actor = MegatronActor(self._args, self._rank, self._world_size, master_addr, master_port)
         return self._actor.init(load_dir)
 
-    def train(self, rollout_id: int, shards: list) -> dict[str, float]:
+    def train(self, rollout_id: int, shards: list) -> dict[str, dict]:
         """Train on this rank's shard; ``shards`` holds one boxed object reference per data-parallel rank."""
         import ray
 
+        from slime.batching.transport import unpack
+
         started = time.monotonic()
-        shard = ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout)
+        shard = unpack(ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout))
         fetch_s = time.monotonic() - started
         metrics = self._actor.train(rollout_id, shard)
         if metrics:
-            metrics["perf/data_fetch_time"] = fetch_s
+            metrics["rollout"]["perf/data_fetch_time"] = fetch_s
         return metrics
 
     def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:

@@ -1,0 +1,43 @@
+"""A shard survives its way between processes unchanged, and cheap."""
+
+import pickle
+
+import torch
+
+from slime.batching.transport import PackedColumn, pack, unpack
+
+
+def make_shard():
+    return {
+        "tokens": [torch.tensor([1, 2, 3]), torch.tensor([], dtype=torch.int64), torch.tensor([4])],
+        "rollout_log_probs": [torch.tensor([-0.5]), torch.tensor([-1.0, -2.0]), torch.tensor([])],
+        "rollout_mask_sums": torch.tensor([1.0, 2.0]),
+        "rewards": [0.5, -0.5, 0.0],
+        "images": [torch.zeros(2, 2), torch.zeros(1, 2)],
+        "mixed": [torch.tensor([1]), None, torch.tensor([2])],
+        "empty": [],
+    }
+
+
+def test_shard_is_the_same_after_packing_pickling_and_unpacking():
+    shard = make_shard()
+    received = unpack(pickle.loads(pickle.dumps(pack(shard))))
+    assert received.keys() == shard.keys()
+    for name in ("tokens", "rollout_log_probs", "images"):
+        assert [row.dtype for row in received[name]] == [row.dtype for row in shard[name]]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(received[name], shard[name], strict=True))
+    assert received["rewards"] == shard["rewards"] and received["empty"] == []
+    assert received["mixed"][1] is None and torch.equal(received["rollout_mask_sums"], shard["rollout_mask_sums"])
+
+
+def test_only_ragged_columns_of_one_dtype_are_packed():
+    packed = pack(make_shard())
+    assert {name for name, value in packed.items() if isinstance(value, PackedColumn)} == {"tokens", "rollout_log_probs"}
+
+
+def test_received_rows_may_be_written_to():
+    packed = pack(make_shard())
+    packed["tokens"].values.setflags(write=False)
+    rows = unpack(packed)["tokens"]
+    rows[0][0] = 9
+    assert packed["tokens"].values[0] == 1
