@@ -165,7 +165,7 @@ def test_extra_metrics_get_a_section_when_they_have_none():
 def test_pass_rates_count_a_split_execution_once_and_allow_uneven_groups():
     samples = [
         make_sample(1.0, group_index=0, rollout_id=7),
-        make_sample(1.0, group_index=0, rollout_id=7),
+        make_sample(0.0, group_index=0, rollout_id=7),
         make_sample(0.0, group_index=0, rollout_id=8),
         make_sample(0.0, group_index=1),
         make_sample(1.0, group_index=1),

@@ -38,6 +38,13 @@ def test_spans_nest_over_several_samples():
     assert kinds(samples[0]) == [("span_start", "generate_and_rm_group"), ("span_end", "generate_and_rm_group")]
 
 
+def test_a_sample_outside_the_open_span_gets_no_parent_from_it():
+    inside, outside = make_sample(0), make_sample(1)
+    with trace.trace_span(inside, "generate_and_rm"):
+        trace.trace_event(outside, "e")
+    assert "parent_span_id" not in outside.trace["events"][0]
+
+
 def test_parallel_tasks_keep_their_own_parents():
     sample = make_sample()
 
