@@ -44,6 +44,7 @@ class AsyncRolloutWorker:
         self.completed: deque[tuple[int, list]] = deque()
         self.in_flight: dict[asyncio.Task, tuple[int, list]] = {}
         self._admitted = 0
+        self._stopping = False
         self._wake: asyncio.Event | None = None
         self._pump: asyncio.Task | None = None
 
@@ -66,6 +67,7 @@ class AsyncRolloutWorker:
         future.result(timeout=STOP_TIMEOUT_S)
 
     async def _stop(self) -> None:
+        self._stopping = True
         tasks = [*self.in_flight, *([self._pump] if self._pump else [])]
         for task in tasks:
             task.cancel()
@@ -79,17 +81,18 @@ class AsyncRolloutWorker:
         state = GenerateState(self.args)
         state.reset()
         try:
-            while self.error is None:
+            while self.error is None and not self._stopping:
                 self._wake.clear()
                 while self._may_admit():
                     groups = self.data_source.get_samples(1)
                     if not groups:
                         break
                     self._admit(state, groups[0])
+                waiter = asyncio.ensure_future(self._wake.wait())
                 try:
-                    await asyncio.wait_for(self._wake.wait(), POLL_S)
-                except asyncio.TimeoutError:
-                    continue
+                    await asyncio.wait({waiter}, timeout=POLL_S)
+                finally:
+                    waiter.cancel()
         except Exception as error:
             self.error = error
 

@@ -67,12 +67,12 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
         if left_s <= 0:
             break
         try:
-            status, body = await asyncio.wait_for(_exchange(method, url, payload, headers), left_s)
+            status, body = await _exchange(method, url, payload, headers, left_s)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
+            last = f"{type(error).__name__}: {error}"
         except asyncio.TimeoutError:
             last = f"no answer within {budget_s:g} s"
             break
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-            last = f"{type(error).__name__}: {error}"
         else:
             if status < 400:
                 return _decode(body)
@@ -88,8 +88,11 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
     )
 
 
-async def _exchange(method: str, url: str, payload, headers) -> tuple[int, str]:
-    async with get_session().request(method, url, json=payload, headers=headers) as response:
+async def _exchange(method: str, url: str, payload, headers, timeout_s: float) -> tuple[int, str]:
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+    async with get_session().request(method, url, json=payload, headers=headers, timeout=timeout) as response:
         return response.status, await response.text()
 
 

@@ -176,9 +176,10 @@ def _module_of_file(file: str | None) -> ModuleType | None:
     """The module already loaded from this file under any name, so that its state is shared."""
     if not file:
         return None
-    for name, module in list(sys.modules.items()):
-        origin = getattr(module, "__file__", None)
-        if origin and name != "__main__" and os.path.realpath(origin) == os.path.realpath(file):
+    name, path = os.path.basename(file), os.path.realpath(file)
+    for module_name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None) or ""
+        if origin.endswith(name) and module_name != "__main__" and os.path.realpath(origin) == path:
             return module
     return None
 
