@@ -114,14 +114,16 @@ def _parser_and_defaults(add_custom_arguments: AddArguments | None) -> tuple[Sli
 
 
 def _unknown_message(unknown: list[str], parser: argparse.ArgumentParser) -> str:
-    """Say which words were not understood, each with the nearest flag."""
+    """Say which words were not understood, each flag with the nearest known one; the values of a flag go with it."""
     known = list(parser._option_string_actions)
     lines = []
-    for word in unknown:
-        name = word.split("=")[0]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6) if word.startswith("--") else []
-        kind = "unknown flag" if word.startswith("--") else "unexpected value"
-        lines.append(f"{kind} {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+    for position, word in enumerate(unknown):
+        if word.startswith("-"):
+            name = word.split("=")[0]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            lines.append(f"unknown flag {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+        elif not any(earlier.startswith("-") for earlier in unknown[:position]):
+            lines.append(f"unexpected value {word}")
     return "; ".join(lines)
 
 

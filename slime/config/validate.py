@@ -45,9 +45,7 @@ def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:
                 words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 shown = flag.name if flag.action in ("true", "false", "bool") else f"{flag.name} {words}"
                 by_reason.setdefault(flag.reason, []).append(shown)
-    problems = [f"{', '.join(shown)}: {reason}" for reason, shown in by_reason.items()]
-    if problems:
-        raise UserError("; ".join(problems))
+    _raise([f"{', '.join(shown)}: {reason}" for reason, shown in by_reason.items()])
 
 
 def noop_notes(args: argparse.Namespace, given: set[str]) -> list[str]:
@@ -256,7 +254,11 @@ def check(args: argparse.Namespace, given: set[str], notes: list[str]) -> None:
 
     Raises: UserError with every problem, one per line when there are several.
     """
-    found = problems(args, given)
+    _raise(problems(args, given))
+
+
+def _raise(found: list[str]) -> None:
+    """Raise one error that holds every problem."""
     if len(found) == 1:
         raise UserError(found[0])
     if found:
