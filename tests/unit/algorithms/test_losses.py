@@ -46,6 +46,10 @@ def test_fb_l05_equal_rewards_give_exact_zeros(value):
     assert rewards.normalize_group_rewards([value] * 8, [0] * 8, std_norm=True) == [0.0] * 8
 
 
+def test_fb_l05_rounding_noise_is_not_amplified():
+    assert rewards.normalize_group_rewards([0.1 + 0.2, 0.3, 0.3], [0] * 3, std_norm=True) == [0.0] * 3
+
+
 def test_fb_l15_a_group_of_one_gives_zero_never_nan():
     assert rewards.normalize_group_rewards([1.0], [0], std_norm=True) == [0.0]
 

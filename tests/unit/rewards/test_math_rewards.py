@@ -86,6 +86,10 @@ def test_values_are_compared_exactly():
     assert not same_value("sqrt(x^2)", "x") and not same_value("1e3", "1000") and not same_value("1.0000000001", "1")
 
 
+def test_huge_exponents_are_not_evaluated():
+    assert same_value("2^1000", "4^500") and not same_value("2^(3*10^9)", "2^(3*10^9)+0")
+
+
 def test_string_equal_answers_cost_microseconds():
     started = time.perf_counter()
     for _ in range(200):
