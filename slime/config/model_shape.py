@@ -16,8 +16,6 @@ from slime.config.spec import UserError
 from slime.config.status import MODEL_TYPES
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-#: Architectures that may use the all-gather context-parallel layout.
-ALLGATHER_CP = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 
 #: Attributes that follow from the family rather than from one key of config.json.
 SWITCHES = ("normalization", "swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "use_rope_scaling")
@@ -170,6 +168,8 @@ def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], fold
         if missing:
             flags = ", ".join(spelling(dest) for dest in missing)
             raise UserError(f"model_type {family!r} in {folder}/config.json: give {flags} (scripts/models/*.sh)")
+        if args.vocab_size is None:
+            args.vocab_size = text_part(config).get("vocab_size")
         return
     try:
         shape = shape_from_config(config)

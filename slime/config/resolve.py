@@ -198,6 +198,13 @@ def run_folder(run: Run) -> None:
     if os.path.basename(args.run_name) != args.run_name or args.run_name in (".", ".."):
         raise UserError(f"--run-name {args.run_name}: a name, not a path (--output-dir gives the folder)")
     args.run_dir = os.path.join(args.output_dir, args.run_name)
+    if os.path.exists(os.path.join(args.run_dir, "metrics.jsonl")):
+        if args.no_resume:
+            args.run_name += time.strftime("-%Y%m%d-%H%M%S")
+            args.run_dir = os.path.join(args.output_dir, args.run_name)
+            run.notes.append(f"--no-resume: an earlier run's folder stays, this one is {args.run_dir}")
+        else:
+            run.notes.append(f"{args.run_dir} exists: metrics are added to those of the earlier run")
     if args.use_tensorboard is None:
         args.use_tensorboard = not args.use_wandb
 

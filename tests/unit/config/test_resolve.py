@@ -211,6 +211,15 @@ class TestRunFolder:
     def test_given_name_and_folder(self, parse, tmp_path):
         assert parse("--run-name", "first", "--output-dir", "out").run_dir == str(tmp_path / "out" / "first")
 
+    def test_existing_run_folder_is_said_and_no_resume_takes_a_fresh_one(self, parse, tmp_path):
+        folder = tmp_path / "outputs" / "first"
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("{}")
+        again = parse("--run-name", "first")
+        assert again.run_dir == str(folder) and said(again, "metrics are added")
+        fresh = parse("--run-name", "first", "--no-resume", "--save-interval", "2")
+        assert fresh.run_dir.startswith(f"{folder}-") and fresh.save == f"{fresh.run_dir}/checkpoints"
+
     def test_name_is_no_path(self, parse):
         with pytest.raises(UserError, match="--run-name a/b"):
             parse("--run-name", "a/b")
