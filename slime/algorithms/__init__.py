@@ -18,7 +18,7 @@ Modules, in the order in which the trainer meets them
     off_policy     TIS, IcePop; mis: the configurable variant with metrics; off_policy_hooks: user-hook shaped forms
     value_loss, sft_loss
     reduce         make_reducer(...): per-rollout mean or token sum
-    stateless_adam, lr_schedule, passk: small helpers
+    stateless_adam, lr_schedule, passk: small helpers; numeric: bounds shared by the losses; scan: discounted sums
 
 This file imports nothing, so that each module can be imported alone.
 """

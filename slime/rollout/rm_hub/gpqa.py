@@ -10,7 +10,8 @@ import re
 import string
 
 _DEFAULT_LETTERS = "ABCDEFGHIJ"
-_FILLER = r"(?:(?:is|are|was|be|must|should|would|clearly|definitely|therefore|thus|option|choice|it|the|letter|correct|best|final|answer)\b|[\s:=*_(\[{$`'\"]|\\boxed|\\text|\\mathrm|\\mathbf)*"
+_FILLER_WORDS = "is|are|was|be|must|should|would|clearly|definitely|therefore|thus|option|choice|it|the|letter|correct|best|final|answer"
+_FILLER = rf"(?:(?:{_FILLER_WORDS})\b|[\s:=*_(\[{{$`'\"]|\\(?:boxed|text|mathrm|mathbf)){{0,24}}"
 
 
 def compute_gpqa_reward(response: str | None, label, metadata: dict | None = None) -> float:
@@ -41,7 +42,7 @@ def extract_letter(text: str, letters: list[str]) -> str | None:
     >>> extract_letter("The answer is not A, it is (B)", ["A", "B"]), extract_letter("random", ["A"])
     ('B', None)
     """
-    group = "[" + "".join(letters) + "]"
+    group = "[" + "".join(re.escape(letter) for letter in letters) + "]"
     letter = rf"(?<![A-Za-z0-9])({group})(?![A-Za-z0-9'])"
     patterns = (
         rf"(?:answer|option|choice)\b{_FILLER}{letter}",

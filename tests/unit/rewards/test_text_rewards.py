@@ -2,6 +2,8 @@ r"""The `dapo`, `f1` and `gpqa` graders against the documented tables."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from slime.rollout.rm_hub.f1 import f1_score, normalize_answer
@@ -106,6 +108,13 @@ def test_fb_r03_gpqa_finds_the_chosen_letter(response, label, metadata):
 )  # fmt: skip
 def test_gpqa_rejects_other_choices(response, label, metadata):
     assert compute_gpqa_reward(response, label, metadata) == 0.0
+
+
+@pytest.mark.parametrize("text", ["answer " * 20000, "answer: " + "(" * 50000, "it is " * 20000, "A " * 50000])
+def test_gpqa_reads_long_repetitive_replies_quickly(text):
+    started = time.perf_counter()
+    compute_gpqa_reward(text, "B", {})
+    assert time.perf_counter() - started < 2.0
 
 
 def test_gpqa_named_letter_outside_the_valid_set_falls_back():
