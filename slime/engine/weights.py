@@ -54,8 +54,7 @@ def weight_layout(config: ModelConfig) -> dict[str, Location]:
         if config.qkv_bias:
             put(f"{i}.qkv_bias", *((name + ".bias", (rows,)) for name, rows in qkv))
         if config.qk_norm:
-            put(f"{i}.q_norm", (attention + "q_norm.weight", (config.head_dim,)))
-            put(f"{i}.k_norm", (attention + "k_norm.weight", (config.head_dim,)))
+            put(f"{i}.qk_norm", *((f"{attention}{x}_norm.weight", (config.head_dim,)) for x in "qk"))
         put(f"{i}.o", (attention + "o_proj.weight", (hidden, q_rows)))
         if config.o_bias:
             put(f"{i}.o_bias", (attention + "o_proj.bias", (hidden,)))

@@ -46,6 +46,8 @@ def connect(args, num_slots: int) -> bool:
     """
     import ray
 
+    # Ray says at each start that its token authentication is on; that is what we want, and no news.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     address = args.ray_address or os.environ.get("RAY_ADDRESS")
     common = {"runtime_env": {"env_vars": worker_env(args)}, "logging_level": logging.WARNING, "log_to_driver": True}
     if address:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import warnings
 
 from slime.observability.progress import Progress
 
@@ -30,6 +31,7 @@ class TrainActor:
 
     def init(self, master_addr: str, master_port: int, num_rollout: int, load_dir: str | None) -> int:
         """Build model and optimizer and load weights. Returns the first rollout id that this rank would train."""
+        _quieten_libraries()
         from slime.backends.megatron_utils.actor import MegatronActor
 
         if self._rank == 0:
@@ -103,3 +105,9 @@ class TrainActor:
 
     def save_hf(self, directory: str) -> None:
         self._actor.save_hf(directory)
+
+
+def _quieten_libraries() -> None:
+    """Leave out warnings that each rank of each run would repeat: optional kernels that are absent, torch's renamings."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")

@@ -117,19 +117,25 @@ class TrainRound:
         self.num_dropped += 1
         self.dropped.on_dynamic_filter_drop(reason)
         self.data_source.mark_finished(group, outcome)
+        self._check_getting_on()
+
+    def _retry(self, task: asyncio.Task, group: list) -> None:
+        """A group aborted from outside while the round goes on (a paused engine) is continued."""
+        del self.origin[task]
+        self.state.remaining_batch_size -= 1
+        self.data_source.add_samples([prepare_for_buffer(self.args, group, self.rollout_id)])
+        self.num_dropped += 1
+        self.dropped.on_dynamic_filter_drop("aborted")
+        self._check_getting_on()
+
+    def _check_getting_on(self) -> None:
+        """An endless supply of dropped groups is an error, not a round that never ends."""
         limit = max(20 * self.fetch_size, 2 * len(self.data_source))
         if not self.kept and self.num_dropped >= limit:
             raise RuntimeError(
                 f"round {self.rollout_id}: {self.num_dropped} groups in a row were dropped and none kept, reasons "
                 f"{self.dropped.collect()}; check the reward, --dynamic-sampling-filter-path and the prompt lengths"
             )
-
-    def _retry(self, task: asyncio.Task, group: list) -> None:
-        """A group aborted from outside while the round goes on (a paused engine) is continued."""
-        del self.origin[task]
-        self.state.remaining_batch_size -= 1
-        self.state.counters["aborted_outside"] += 1
-        self.data_source.add_samples([prepare_for_buffer(self.args, group, self.rollout_id)])
 
     # ---- end of the round ------------------------------------------------------------------------------------------
 
@@ -186,7 +192,7 @@ class TrainRound:
         return RolloutFnTrainOutput(samples=self.kept, metrics=metrics)
 
     def _metrics(self, leftovers: list[list], counters: dict[str, int]) -> dict[str, Any]:
-        names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations", "aborted_outside")
+        names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
         metrics = self.dropped.collect() | {"rollout/reward_failed": 0}
         metrics |= {f"rollout/{name}": counters[name] for name in names if name in counters}
         if self.surplus:

@@ -84,10 +84,13 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
     from megatron.core import dist_checkpointing
 
     directory = str(iteration_dir(directory))
-    with_optimizer = optimizer is not None and not args.no_load_optim and _has_optimizer(directory)
+    common = dist_checkpointing.load_common_state_dict(directory)
+    with_optimizer = optimizer is not None and not args.no_load_optim and bool(common.get("has_optimizer"))
     if with_optimizer:
         optimizer_fixes.prime(optimizer)
     state = _state(args, model, optimizer if with_optimizer else None, scheduler, loading=True)
+    if common.get("rng_layout") != _rng_layout():
+        state.pop("rng", None)  # saved by ranks that do not exist here; each rank keeps its seed
     loaded = dist_checkpointing.load(state, directory)
     _fill_model(model, loaded["model"])
     if with_optimizer:
@@ -98,12 +101,6 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
         optimizer.reload_model_params()
     if not args.no_load_rng and "rng" in loaded:
         _set_rng_state(loaded["rng"])
-
-
-def _has_optimizer(directory: str) -> bool:
-    from megatron.core import dist_checkpointing
-
-    return bool(dist_checkpointing.load_common_state_dict(directory).get("has_optimizer"))
 
 
 def _sharding_metadata(plain: bool = False) -> dict:
@@ -139,7 +136,15 @@ def _state(args, model: list, optimizer, scheduler, *, loading: bool) -> dict:
         state["scheduler"] = scheduler.state_dict()
     if not (args.no_load_rng if loading else args.no_save_rng):
         state["rng"] = _sharded_rng_state()
+        state["rng_layout"] = _rng_layout()
     return state
+
+
+def _rng_layout() -> tuple[int, int]:
+    """Return (pipeline stages, tensor ranks): one random state is saved for each pair."""
+    from megatron.core import parallel_state as mpu
+
+    return mpu.get_pipeline_model_parallel_world_size(), mpu.get_tensor_model_parallel_world_size()
 
 
 def _sharded_rng_state():
@@ -155,9 +160,8 @@ def _sharded_rng_state():
         "tracker": get_cuda_rng_tracker().get_states(),
     }
     stage, tensor_rank = mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank()
-    shape = (mpu.get_pipeline_model_parallel_world_size(), mpu.get_tensor_model_parallel_world_size())
     replica = mpu.get_data_parallel_rank(with_context_parallel=True)
-    return ShardedObject("rng", state, shape, (stage, tensor_rank), replica_id=replica)
+    return ShardedObject("rng", state, _rng_layout(), (stage, tensor_rank), replica_id=replica)
 
 
 def _set_rng_state(state: dict) -> None:

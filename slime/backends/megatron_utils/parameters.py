@@ -17,12 +17,12 @@ _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 
 
 def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yield (global name, parameter). A tied output layer's copy on the last stage is left out."""
+    """Yield (global name, parameter). The last stage's copy of a tied embedding goes by the embedding's name."""
     bare = unwrap(model)
     offset = _layer_offset(bare)
     for name, parameter in bare.named_parameters():
         if name == "output_layer.weight" and bare.share_embeddings_and_output_weights:
-            continue
+            name = "embedding.word_embeddings.weight"
         yield _LAYER.sub(lambda m: f"decoder.layers.{int(m[1]) + offset}.", name), parameter
 
 

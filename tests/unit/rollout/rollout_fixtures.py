@@ -113,22 +113,3 @@ def make_args(tokenizer_dir, write_rows):
         return SimpleNamespace(**values)
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def stub_rewards_until_available(monkeypatch):
-    """rm_hub's dispatch, reduced to custom hooks, where it cannot be imported."""
-    import slime.rollout.rm_hub as hub
-
-    if hasattr(hub, "async_rm"):
-        return
-    from slime.utils.misc import load_hook
-
-    async def async_rm(args, sample):
-        return await load_hook(sample.custom_rm_path or args.custom_rm_path, "custom_rm_path")(args, sample)
-
-    async def batched_async_rm(args, samples):
-        return await load_hook(args.custom_rm_path, "custom_rm_path")(args, samples)
-
-    monkeypatch.setattr(hub, "async_rm", async_rm, raising=False)
-    monkeypatch.setattr(hub, "batched_async_rm", batched_async_rm, raising=False)

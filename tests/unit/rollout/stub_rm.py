@@ -77,3 +77,7 @@ async def replace_hook(args, sample):
 
 def wrong_hook(args, sample, **kwargs):
     return 3
+
+
+def drop_a_third(args, samples, **kwargs):
+    return samples[0].group_index % 3 != 1
