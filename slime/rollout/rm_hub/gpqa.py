@@ -95,7 +95,7 @@ def _correct_letter(metadata: dict, label, choices: list[str], letters: list[str
     if isinstance(label, bool) or label is None:
         return None
     text = str(label).strip()
-    if isinstance(label, (int, float)) or text.isdigit():
+    if isinstance(label, (int, float)) or (text.isascii() and text.isdigit()):
         index = int(float(text))
         return letters[index] if 0 <= index < len(letters) else None
     if len(text) == 1 and text.upper() in letters:

@@ -7,6 +7,7 @@ downloaded here. The row's metadata holds instruction_id_list, kwargs, prompt_te
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 CHECKER_MODULE = "evaluation_lib"
@@ -63,4 +64,4 @@ def _arguments(kwargs: Any, count: int) -> list[dict[str, Any]]:
 
 def _integer(value: Any) -> int:
     text = str(value).strip()
-    return int(text) if text.lstrip("-").isdigit() else 0
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else 0

@@ -28,6 +28,8 @@ _RATIO = re.compile(r"^-?\d+/0*[1-9]\d*$")
 _INTEGER = re.compile(r"^-?\d+$")
 _NOT_EVALUATED = re.compile(r"\^\{|\^\(|\^\d\d|\^\d+\^")
 _MAX_LETTERS = 2
+MAX_ANSWER_CHARS = 2000
+"""Longer answers count only when they equal the label character by character."""
 _BRACKETS = "()[]"
 
 
@@ -60,6 +62,8 @@ def grade_math_answer(answer: str, label: str) -> bool:
     """Return whether a bare answer (no box) is right."""
     if answer.strip() == label.strip():
         return bool(answer.strip())
+    if len(answer) > MAX_ANSWER_CHARS:
+        return False
     return grade_answer_mathd(answer, label) or grade_answer_sympy(answer, label)
 
 

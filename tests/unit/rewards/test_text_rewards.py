@@ -103,7 +103,7 @@ def test_fb_r03_gpqa_finds_the_chosen_letter(response, label, metadata):
     "response, label, metadata",
     [
         ("The answer is C.", "D", {}), (None, "A", {}), ("Answer: A", 9, FOUR), ("random text", "some answer", {}),
-        ("Answer: Z", "A", {}), ("Answer: B", True, FOUR), ("", "A", {}),
+        ("Answer: Z", "A", {}), ("x", "²", {}), ("Answer: B", True, FOUR), ("", "A", {}),
     ],
 )  # fmt: skip
 def test_gpqa_rejects_other_choices(response, label, metadata):
