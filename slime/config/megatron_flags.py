@@ -10,8 +10,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from slime.config.megatron_table import GROUPS, TABLE
+from slime.config.megatron_table import TABLE
 from slime.config.spec import TYPES, Flag
+from slime.config.status import MEGATRON_GROUPS
 
 FIELDS_FILE = Path(__file__).with_name("megatron_fields.json")
 SECTION = "Megatron"
@@ -71,7 +72,7 @@ def _literal(text: str, kind: str):
 
 def _from_line(line: str, group: str) -> Flag:
     """Build the Flag of one table line."""
-    status, reason = GROUPS[group]
+    status, reason = MEGATRON_GROUPS[group]
     name, kind, *rest = line.split()
     default, dest, choices = (rest + ["-", "-", "-"])[:3]
     attribute = name[2:].replace("-", "_") if dest == "-" else dest
@@ -96,7 +97,7 @@ def _from_line(line: str, group: str) -> Flag:
 
 def _from_field(name: str, entry: dict) -> Flag:
     """Build the Flag of a dataclass field that has no table line; such features are refused when used."""
-    status, reason = GROUPS["other"]
+    status, reason = MEGATRON_GROUPS["other"]
     spelled = name.lower().replace("_", "-")
     common = {"dest": name, "help": reason, "section": SECTION, "owner": OWNER, "src": "M"}
     common |= {"status": status, "reason": reason, "default": entry["default"]}

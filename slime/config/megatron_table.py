@@ -1,37 +1,12 @@
 """Megatron-LM's own flags as users type them: one line per flag, grouped by what becomes of it here.
 
 Line: ``flag kind default dest choices`` (columns after kind are optional, ``-`` leaves one out). Kinds: true, false
-(switches), int, float, str, ints, strs, lower, pattern. ``None`` is None. Groups other than "live" name a row of GROUPS.
+(switches), int, float, str, ints, strs, lower, pattern. ``None`` is None. What becomes of a group stands in status.py.
 Fields of the core's dataclasses that have no line here get a flag from megatron_fields.json.
 It does not know the framework's flags; where both declare a name, the framework's wins.
 """
 
 from slime.config.megatron_noop import NOOP_TABLE
-
-#: group -> (status, reason)
-GROUPS: dict[str, tuple[str, str]] = {
-    "live": ("live", ""),
-    "kernels": ("noop", "tunes kernels or communication; results do not depend on it"),
-    "pretraining_log": ("noop", "curves go to metrics.jsonl and TensorBoard of the run folder"),
-    "forced": ("noop", "the trainer sets it itself"),
-    "checkpoint_format": ("noop", "checkpoints here have one format"),
-    "patch": ("noop", "no effect in stock Megatron"),
-    "parallel": ("unbuilt", "only data parallelism is built yet: this must stay at its default"),
-    "moe": ("unbuilt", "mixture-of-experts models are not built yet"),
-    "mla": ("unbuilt", "multi-latent attention is not built yet"),
-    "hybrid": ("unbuilt", "hybrid and linear-attention models are not built yet"),
-    "architecture": ("unbuilt", "this architecture is not built yet: Qwen2, Qwen3 and Llama shapes are"),
-    "fp8": ("unbuilt", "8-bit and 4-bit training is not built yet"),
-    "optimizer": ("unbuilt", "this optimizer feature is not built yet"),
-    "fsdp": ("unbuilt", "fully sharded data parallelism is not built yet"),
-    "offload": ("unbuilt", "activation and optimizer offloading is not built yet"),
-    "profile": ("unbuilt", "the profiler is not built yet"),
-    "data": ("unbuilt", "prompts come from --prompt-data; Megatron's pretraining data flags do not apply"),
-    "schedule": ("unbuilt", "the number of steps follows --num-rollout or --num-epoch and the batch sizes"),
-    "serving": ("unbuilt", "engines generate; Megatron's own inference does not apply"),
-    "loading": ("unbuilt", "only checkpoints of this framework and Hugging Face folders are loaded"),
-    "other": ("unbuilt", "the trainer does not support this Megatron feature"),
-}
 
 TABLE: dict[str, str] = {
     **NOOP_TABLE,

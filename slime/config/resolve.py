@@ -55,7 +55,7 @@ def resolve(args: argparse.Namespace, given: set[str], notes: list[str]) -> argp
     apply_custom_config(args, run.given, run.notes)
     make_paths_absolute(args)
     validate.refuse_unbuilt(args, run.given)
-    run.notes += validate.noop_notes(args, run.given)
+    run.notes += validate.drop_noops(args, run.given, has_gpu())
     for step in STEPS:
         step(run)
     validate.check(args, run.given, run.notes)

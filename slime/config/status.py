@@ -2,7 +2,7 @@
 
 A flag absent from both tables is live. To make a capability live, build it and delete its entry.
 UNBUILT: dest -> (what is missing, values that need it; None means any value but the default).
-NOOP: dest -> why the flag changes nothing; it is logged when given.
+NOOP: dest -> why the flag changes nothing; it is logged when given. MEGATRON_GROUPS: the same for Megatron's own flags.
 """
 
 # fmt: off
@@ -94,7 +94,7 @@ UNBUILT: dict[str, Unbuilt] = {
 }
 
 #: Values of unbuilt flags that mean "off" though they are not the default.
-OFF_VALUES: dict[str, tuple] = {"expert_tensor_parallel_size": (1,)}
+OFF_VALUES: dict[str, tuple] = {"expert_tensor_parallel_size": (1,), "rope_type": ("rope",)}
 
 NOOP: dict[str, str] = {
     "http_proxy": "nothing reads it",
@@ -127,4 +127,32 @@ NOOP: dict[str, str] = {
         ),
         "only Weights & Biases reads it",
     ),
+}
+
+#: Passed on to Megatron where there is a GPU; elsewhere put back to the default.
+KERNELS = "tunes kernels or communication of a GPU; results do not depend on it"
+
+#: Groups of Megatron's own flags (megatron_table.py, megatron_noop.py) -> (status, reason).
+MEGATRON_GROUPS: dict[str, tuple[str, str]] = {
+    "live": ("live", ""),
+    "kernels": ("noop", KERNELS),
+    "pretraining_log": ("noop", "curves go to metrics.jsonl and TensorBoard of the run folder"),
+    "forced": ("noop", "the trainer sets it itself"),
+    "checkpoint_format": ("noop", "checkpoints here have one format"),
+    "patch": ("noop", "no effect in stock Megatron"),
+    "parallel": ("unbuilt", "only data parallelism is built yet: this must stay at its default"),
+    "moe": ("unbuilt", "mixture-of-experts models are not built yet"),
+    "mla": ("unbuilt", "multi-latent attention is not built yet"),
+    "hybrid": ("unbuilt", "hybrid and linear-attention models are not built yet"),
+    "architecture": ("unbuilt", "this architecture is not built yet: Qwen2, Qwen3 and Llama shapes are"),
+    "fp8": ("unbuilt", "8-bit and 4-bit training is not built yet"),
+    "optimizer": ("unbuilt", "this optimizer feature is not built yet"),
+    "fsdp": ("unbuilt", "fully sharded data parallelism is not built yet"),
+    "offload": ("unbuilt", "activation and optimizer offloading is not built yet"),
+    "profile": ("unbuilt", "the profiler is not built yet"),
+    "data": ("unbuilt", "prompts come from --prompt-data; Megatron's pretraining data flags do not apply"),
+    "schedule": ("unbuilt", "the number of steps follows --num-rollout or --num-epoch and the batch sizes"),
+    "serving": ("unbuilt", "engines generate; Megatron's own inference does not apply"),
+    "loading": ("unbuilt", "only checkpoints of this framework and Hugging Face folders are loaded"),
+    "other": ("unbuilt", "the trainer does not support this Megatron feature"),
 }

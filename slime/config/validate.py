@@ -1,6 +1,6 @@
 """Checks of the arguments of a run: what is not built, what contradicts itself, what is missing on disk.
 
-Every check names the flag and the value. Checks change nothing; those of ``CHECKS`` are collected, so that one error
+Every check names the flag and the value. Checks change nothing (drop_noops does); those of ``CHECKS`` are collected, so that one error
 shows all problems. It does not see data rows or weights.
 """
 
@@ -16,7 +16,7 @@ from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
 from slime.config.spec import Flag, UserError
-from slime.config.status import MODEL_TYPES, OFF_VALUES, UNBUILT
+from slime.config.status import KERNELS, MODEL_TYPES, OFF_VALUES, UNBUILT
 
 DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
@@ -48,13 +48,18 @@ def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:
     _raise([f"{', '.join(shown)}: {reason}" for reason, shown in by_reason.items()])
 
 
-def noop_notes(args: argparse.Namespace, given: set[str]) -> list[str]:
-    """Name the given flags that change nothing here."""
+def drop_noops(args: argparse.Namespace, given: set[str], has_gpu: bool) -> list[str]:
+    """Name the given flags that change nothing here, and put kernel switches back where no GPU could use them."""
     notes = []
     for dest in sorted(given):
         flag = by_dest().get(dest, (None,))[0]
-        if flag is not None and flag.status == "noop" and getattr(args, dest) != flag.default:
-            notes.append(f"{flag.name} has no effect: {flag.reason}")
+        if flag is None or flag.status != "noop" or getattr(args, dest) == flag.default:
+            continue
+        if flag.reason == KERNELS:
+            if has_gpu:
+                continue
+            setattr(args, dest, flag.default)
+        notes.append(f"{flag.name} has no effect: {flag.reason}")
     return notes
 
 

@@ -278,6 +278,15 @@ def test_flags_without_effect_are_said_when_given(parse):
     assert not any("no effect" in note for note in parse().start_notes)
 
 
+def test_kernel_switches_reach_megatron_only_where_a_gpu_is(parse, monkeypatch):
+    words = ("--enable-cuda-graph", "--attention-backend", "flash", "--rollout-engine", "embedded")
+    args = parse(*words)
+    assert (args.enable_cuda_graph, args.attention_backend) == (False, "auto")
+    monkeypatch.setattr(resolve_module, "has_gpu", lambda: True)
+    args = parse(*words)
+    assert (args.enable_cuda_graph, args.attention_backend) == (True, "flash")
+
+
 def test_engine_size_must_divide_by_its_pipeline(parse):
     with pytest.raises(UserError, match="--rollout-num-gpus-per-engine 1 does not divide by --sglang-pp-size 2"):
         parse("--sglang-pp-size", "2")
