@@ -18,7 +18,7 @@ from typing import Any
 
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
-from slime.rollout.request import context_limit
+from slime.rollout.request import token_budget
 from slime.utils.http_utils import post
 from slime.utils.processing_utils import encode_prompt, render_chat
 from slime.utils.types import Sample
@@ -226,7 +226,8 @@ async def generate_single(
     chain, context = recorder.open_chain(messages, tools)
     params = recorder.params_for(chain, sampling_params)
     pending = context.ids if context is not None else []
-    budget = _turn_budget(args, chain, len(pending), params["max_new_tokens"], recorder)
+    used = chain.response_length + len(pending)
+    budget = token_budget(args, len(chain.prompt_ids) + used, used, params["max_new_tokens"], recorder.evaluation)
     if budget <= 0:
         if chain.segments:
             chain.segments[-1].meta_info = {**chain.segments[-1].meta_info, "finish_reason": {"type": "length"}}
@@ -241,16 +242,6 @@ async def generate_single(
     text = _record(GenerateState(args).tokenizer, chain, context, output)
     chain.messages = [*messages, {"role": "assistant", "content": text}]
     return text
-
-
-def _turn_budget(args, chain: Chain, num_pending: int, max_new_tokens: int | None, recorder: Recorder) -> int:
-    limit = context_limit(args, recorder.evaluation)
-    budgets = []
-    if limit is not None:
-        budgets.append(limit - len(chain.tokens()) - num_pending)
-    if max_new_tokens is not None:
-        budgets.append(max_new_tokens - chain.response_length - num_pending)
-    return min(budgets)
 
 
 def _record(tokenizer, chain: Chain, context: Segment | None, output: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from slime.rollout.data_ledger import DataLedger
 from slime.rollout.sample_state import decode_group, encode_group
 from slime.utils.data import PromptSet, RowFormat
 from slime.utils.misc import load_hook
+from slime.utils.streaming_data import StreamingPrompts
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class RolloutDataSource(DataSource):
             return groups
 
     def _next_group(self) -> list[Sample]:
+        if isinstance(self.dataset, StreamingPrompts):
+            return self._number_group(self._next_streamed(self.dataset), row=None)
         if self.dataset is None:
             return self._number_group(Sample(), row=None)
         if self.sample_offset >= len(self.dataset):
@@ -101,6 +104,15 @@ class RolloutDataSource(DataSource):
         row = self._order[self.sample_offset]
         self.sample_offset += 1
         return self._number_group(self.dataset[row], row=row)
+
+    def _next_streamed(self, stream: StreamingPrompts) -> Sample:
+        sample = stream.next()
+        if sample is None:
+            self.epoch_id += 1
+            stream.rewind()
+            sample = stream.next()
+        self.sample_offset = stream.position
+        return sample
 
     def _number_group(self, prompt: Sample, row: int | None) -> list[Sample]:
         group = []
@@ -175,6 +187,8 @@ class RolloutDataSource(DataSource):
             for name in STATE_FIELDS:
                 setattr(self, name, copy.deepcopy(state[name]))
             self._order = self._epoch_order()
+            if isinstance(self.dataset, StreamingPrompts):
+                self.dataset.rewind(self.sample_offset)
             if "ledger" in state:
                 self.ledger.load_state_dict(state["ledger"])
                 in_flight = [self._rebuild(g, entry) for g, entry in sorted(state["ledger"]["in_flight"].items())]
@@ -229,7 +243,7 @@ class RolloutDataSource(DataSource):
         self.load_state_dict(torch.load(path, weights_only=True))
 
     def __len__(self) -> int:
-        return 0 if self.dataset is None else len(self.dataset)
+        return len(self.dataset) if isinstance(self.dataset, PromptSet) else 0
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
@@ -324,9 +338,11 @@ def _state_path(folder: str, rollout_id: int) -> str:
     return os.path.join(folder, "rollout", f"global_dataset_state_dict_{rollout_id}.pt")
 
 
-def _load_dataset(args) -> PromptSet | None:
+def _load_dataset(args) -> PromptSet | StreamingPrompts | None:
     if not args.rollout_global_dataset or not args.prompt_data:
         return None
+    if args.streaming_data and args.rollout_shuffle:
+        raise ValueError("--rollout-shuffle needs all rows: it cannot be combined with --streaming-data")
     from slime.rollout.prompt_format import rollout_row_format
     from slime.utils.processing_utils import load_processor, load_tokenizer
 
@@ -339,4 +355,6 @@ def _load_dataset(args) -> PromptSet | None:
             tokenizer.save_pretrained(os.path.join(args.dump_details, "tokenizer"))
             if processor is not None:
                 processor.save_pretrained(os.path.join(args.dump_details, "processor"))
+    if args.streaming_data:
+        return StreamingPrompts(args.prompt_data, fmt, tokenizer, processor)
     return PromptSet(args.prompt_data, fmt, tokenizer, processor, num_workers=args.num_data_workers)

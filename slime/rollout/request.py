@@ -53,9 +53,14 @@ def context_limit(args, evaluation: bool = False) -> int | None:
 
 def new_token_budget(args, sample: Sample, max_new_tokens: int | None, evaluation: bool = False) -> int:
     """Tokens that may still be generated; 0 or less: none."""
+    return token_budget(args, len(sample.tokens), sample.response_length, max_new_tokens, evaluation)
+
+
+def token_budget(args, num_tokens: int, response_length: int, max_new_tokens: int | None, evaluation: bool) -> int:
+    """Tokens that may follow `num_tokens`, of which `response_length` belong to the response already."""
     limit = context_limit(args, evaluation)
-    room = None if limit is None else limit - len(sample.tokens)
-    left = None if max_new_tokens is None else max_new_tokens - sample.response_length
+    room = None if limit is None else limit - num_tokens
+    left = None if max_new_tokens is None else max_new_tokens - response_length
     budgets = [value for value in (room, left) if value is not None]
     if not budgets:
         raise ValueError("the response has no limit: give --rollout-max-response-len or --rollout-max-context-len")
@@ -67,7 +72,7 @@ def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict
     payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}
     images = (sample.multimodal_inputs or {}).get("images")
     if images and sample.response_length == 0:
-        payload["text"] = sample.prompt
+        payload["text"] = prompt_text(GenerateState(args).tokenizer, sample)
         payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
     else:
         payload["input_ids"] = list(sample.tokens)

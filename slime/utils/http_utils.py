@@ -1,8 +1,8 @@
 """HTTP client of the rollout side, and probing of hosts and ports.
 
-Invariants: only failures that a later attempt can cure are repeated (no connection, 429, 502, 503), within a budget
-of attempts and a deadline; any other status of 400 and more raises at once with the body. System proxies are never
-used. One session per event loop. Knows nothing about engines.
+Invariants: only failures that a later attempt can cure are repeated (no connection, a router that lost its engine, 429,
+502, 503), within a budget of attempts and a deadline; any other status of 400 and more raises at once with the body.
+System proxies are never used. One session per event loop. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import weakref
 from typing import Any
 
 RETRIED_STATUS = (429, 502, 503)
+ROUTER_LOST_ENGINE = "call_upstream"  # error code of a router's 500 that means: the engine did not answer me
 MAX_BACKOFF_S = 2.0
 CONNECT_TIMEOUT_S = 30.0
 
@@ -76,7 +77,7 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
         else:
             if status < 400:
                 return _decode(body)
-            if status not in RETRIED_STATUS:
+            if status not in RETRIED_STATUS and not (status == 500 and ROUTER_LOST_ENGINE in body):
                 raise HTTPStatusError(method, url, status, body)
             last = f"status {status}: {body[:500]}"
         if attempt + 1 < max_retries:

@@ -272,3 +272,33 @@ def test_user_class_that_returns_rows_and_texts(args):
 
     groups = adapt_class(args(), Rows).get_samples(2)
     assert texts(groups) == ["a", "b"] and groups[0][1].label == "1"
+
+
+def test_streaming_reads_rows_lazily_and_continues_after_a_restart(args, tmp_path):
+    arguments = args(rows=3, streaming_data=True)
+    source = RolloutDataSourceWithBuffer(arguments)
+    assert len(source) == 0
+    groups = source.get_samples(4)
+    assert texts(groups) == ["p0", "p1", "p2", "p0"] and source.epoch_id == 1
+    source.mark_finished(groups[:3])
+    resumed = RolloutDataSourceWithBuffer(arguments)
+    resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
+    found = resumed.get_samples(3)
+    assert texts(found) == ["p0", "p1", "p2"] and found[0][0].index == groups[3][0].index
+
+
+def test_streaming_drops_long_prompts_and_refuses_empty_sets_and_shuffling(args, make_args, write_rows):
+    source = RolloutDataSource(
+        make_args(
+            prompt_data=write_rows([{"input": "x" * n} for n in (9, 2, 9)]),
+            streaming_data=True,
+            rollout_max_prompt_len=4,
+        )
+    )
+    assert texts(source.get_samples(2)) == ["xx", "xx"] and source.dataset.num_too_long >= 2
+    with pytest.raises(ValueError, match="holds no usable prompt: 1 rows"):
+        RolloutDataSource(
+            make_args(prompt_data=write_rows([{"input": "x" * 9}]), streaming_data=True, rollout_max_prompt_len=4)
+        )
+    with pytest.raises(ValueError, match="--rollout-shuffle needs all rows"):
+        RolloutDataSource(args(streaming_data=True, rollout_shuffle=True))

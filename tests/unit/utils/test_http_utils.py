@@ -32,6 +32,12 @@ def test_a_500_is_not_repeated(engine):
     assert len(engine.requests) == 1
 
 
+def test_a_router_that_lost_its_engine_is_asked_again(engine):
+    answers = iter([(500, "call_upstream_request_error: error sending request"), reply([1])])
+    engine.answer = lambda payload: next(answers)
+    assert run(post(f"{engine.url}/generate", {}))["meta_info"]["output_token_logprobs"][0][1] == 1
+
+
 def test_fb_a19_max_retries_bounds_the_attempts_on_503(engine):
     engine.answer = lambda payload: 503
     with pytest.raises(RuntimeError, match="2 attempts.*status 503"):
