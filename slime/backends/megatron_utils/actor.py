@@ -215,9 +215,21 @@ class MegatronActor:
         tokens = sum(len(t) for t in data["tokens"])
         seconds = self._timers.seconds("actor_train")
         values = {"perf/actor_train_tok_per_s": tokens / seconds if seconds else 0.0}
+        values.update(self._tflops(data))
         values.update({f"perf/{name}": value for name, value in device.memory_summary().items()})
         values.update(self._timers.pop_metrics())
         return values
+
+    def _tflops(self, data: dict) -> dict[str, float]:
+        """Return the TFLOP/s of this rank's passes; a training pass costs three forward passes."""
+        from slime.batching.flops import ModelShape, sample_flops
+
+        shape = ModelShape.from_args(self.args)
+        ranks = self.args.tensor_model_parallel_size * self.args.pipeline_model_parallel_size
+        forward = sum(sample_flops(len(t), shape) for t in data["tokens"]) / ranks / 1e12
+        work = {"actor_train": 3 * forward, "log_probs": forward, "ref_log_probs": forward}
+        times = {name: self._timers.seconds(name) for name in work}
+        return {f"perf/{name}_tflops": work[name] / times[name] for name in work if times[name] > 0}
 
     @property
     def _is_last_stage(self) -> bool:

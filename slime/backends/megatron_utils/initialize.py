@@ -6,6 +6,7 @@ of `--distributed-timeout-minutes`; ranks of one model-parallel position draw eq
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 
 from slime.backends.megatron_utils import cpu_compat
@@ -19,7 +20,11 @@ def initialize(args, rank: int, world_size: int, master_addr: str, master_port: 
     """
     import torch
 
+    # megatron.core speaks about its own missing extras and coming signatures; a user can do nothing about either.
+    warnings.filterwarnings("ignore", module=r"(megatron\.core|torch\.distributed)\b")
     torch.set_num_threads(args.omp_num_threads)
+    if args.deterministic_mode:
+        torch.use_deterministic_algorithms(True)
     device.set_local_device(rank % args.actor_num_gpus_per_node)
     cpu_compat.install()
     _join(args, rank, world_size, master_addr, master_port)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from slime.backends.megatron_utils.architecture import architecture_args
+from slime.backends.megatron_utils.layer_spec import uses_transformer_engine
 from slime.utils import device
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -98,6 +99,8 @@ def _architecture(args) -> dict:
 
 
 def _machine() -> dict:
-    if device.has_accelerator():
+    if uses_transformer_engine():
         return {"gradient_accumulation_fusion": False}
+    if device.has_accelerator():
+        return {"gradient_accumulation_fusion": False, "apply_rope_fusion": False}
     return {"use_cpu_initialization": True, **dict.fromkeys(_GPU_FUSIONS, False)}

@@ -13,7 +13,7 @@ DEFAULTS = dict(
     expert_model_parallel_size=1, expert_tensor_parallel_size=1, sequence_parallel=False, precision="fp32",
     deterministic_mode=False,
     # model
-    num_layers=None, hidden_size=None, ffn_hidden_size=None, num_attention_heads=None, group_query_attention=False,
+    multi_latent_attention=False, moe_layer_freq=1, num_layers=None, hidden_size=None, ffn_hidden_size=None, num_attention_heads=None, group_query_attention=False,
     num_query_groups=None, kv_channels=None, vocab_size=None, padded_vocab_size=None, make_vocab_size_divisible_by=1,
     normalization="LayerNorm", norm_epsilon=1e-5, apply_layernorm_1p=False, swiglu=False, add_bias_linear=True,
     add_qkv_bias=False, qk_layernorm=False, untie_embeddings_and_output_weights=False, num_experts=None,

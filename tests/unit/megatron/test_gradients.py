@@ -103,6 +103,22 @@ def test_gradient_equals_the_formula_in_transformers(model_dir, name):
     assert_same(reference_loss(model_dir, shard, FLAGS[name]), ours)
 
 
+def test_recomputing_the_loss_changes_no_number(model_dir):
+    flags = dict(entropy_coef=0.1, use_tis=True)
+    reference, expected = gradient(model_dir, shard_of(CUTS["uneven"]), **flags)
+    again, got = gradient(model_dir, shard_of(CUTS["uneven"]), recompute_loss_function=True, **flags)
+    assert_same(reference, again, atol=0)
+    assert got["steps"] == expected["steps"]
+
+
+def test_log_prob_passes_may_be_cut_differently(model_dir):
+    flags = dict(keep_old_actor=True, use_kl_loss=True, kl_loss_coef=0.1, use_dynamic_batch_size=True)
+    reference, expected = gradient(model_dir, shard_of(CUTS["one_by_one"]), **flags)
+    other, got = gradient(model_dir, shard_of(CUTS["one_by_one"]), log_probs_max_tokens_per_gpu=40, **flags)
+    assert_same(reference, other)
+    assert got["rollout"]["rollout/log_probs"] == pytest.approx(expected["rollout"]["rollout/log_probs"], abs=1e-6)
+
+
 def test_siblings_of_one_rollout_count_once(model_dir):
     """Two samples with one rollout id share a denominator: the same gradient in one micro-batch or two."""
     sums = torch.tensor([3.0 + 6, 3.0 + 6, 0, 8, 20, 1])

@@ -149,6 +149,20 @@ def test_bf16_keeps_fp32_master_weights(model_dir):
     assert moved > 0.05 * sum(t.numel() for t in after.values())
 
 
+def test_arguments_of_the_real_parser_train(model_dir, tmp_path):
+    from slime.config import parse_args
+
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a", "label": "b"}\n' * 4)
+    flags = f"--hf-checkpoint {model_dir} --prompt-data {prompts} --num-rollout 2 --rollout-batch-size 2"
+    flags += f" --n-samples-per-prompt 2 --lr 1e-3 --output-dir {tmp_path} --rm-type math --precision fp32"
+    args = parse_args(flags.split())
+    actor, first = start(args)
+    result = actor.train(first, make_shard(args, micro_batches=[[0, 1], [2, 3]]))
+    assert result["steps"][0]["train/step_skipped"] == 0
+    assert result["rollout"]["perf/actor_train_tflops"] > 0
+
+
 HOOKS = """
 calls = []
 def init(args): calls.append("init")
