@@ -49,6 +49,7 @@ class Scheduler:
         self.busy_with: tuple[str, float] | None = None
         self._on_events = on_events
         self._events: Events = []
+        self._starting: list[Request] = []  # taken from the queue, perhaps not in the batch yet
         self._inbox: list[Callable[[], None]] = []
         self._refusals: list[Callable[[str], None]] = []
         self._wake = threading.Condition()
@@ -87,6 +88,8 @@ class Scheduler:
         future: Future = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():  # the caller went away
+                return
             self.busy_with = (name, time.monotonic())
             try:
                 future.set_result(function())
@@ -95,7 +98,11 @@ class Scheduler:
             finally:
                 self.busy_with = None
 
-        self._post(run, lambda reason: future.set_exception(EngineDead(reason)))
+        def refuse(reason: str) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineDead(reason))
+
+        self._post(run, refuse)
         return future
 
     def _post(self, action: Callable[[], None], refuse: Callable[[str], None]) -> None:
@@ -189,7 +196,8 @@ class Scheduler:
             reason = f"memory is released ({', '.join(sorted(self.released))}): call /resume_memory_occupation first"
             while self.waiting:
                 self._fail(self.waiting.popleft(), reason, is_client_error=True)
-        for group in prefill_groups(self._admit()):
+        self._starting = self._admit()
+        for group in prefill_groups(self._starting):
             first = self.batch.size
             for request in itertools.chain(*group):
                 request.started_at = request.started_at or time.time()
@@ -197,6 +205,7 @@ class Scheduler:
                 self.counters.prompt_tokens += len(request.prompt_ids) if not request.num_retractions else 0
             reasons = self.generator.prefill(group)
             self._after_tokens(first, sum(map(len, group)), reasons)
+        self._starting = []
         if self.batch.size:
             self._after_tokens(0, self.batch.size, self.generator.decode())
 
@@ -269,7 +278,10 @@ class Scheduler:
         with self._wake:
             self.failure = reason
             refusals, self._refusals, self._inbox = self._refusals, [], []
-        for request in [*self.batch.requests, *self.waiting]:
+        undelivered = [request for request, _ in self._events]
+        live = [*self.batch.requests, *self._starting, *self.waiting, *undelivered]
+        self._events = []
+        for request in {id(request): request for request in live}.values():
             self._fail(request, reason)
         for refuse in refusals:
             refuse(reason)

@@ -26,6 +26,7 @@ def serve(args: ServerArgs) -> int:
     logging.basicConfig(
         level=args.log_level.upper(), format="[%(asctime)s] %(name)s - %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # routers probe with protocols that it reports
     try:
         load_model_config(args.model_path)  # refuse a wrong model before torch is loaded
         listener = _bind(args.host, args.port)
