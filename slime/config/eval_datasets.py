@@ -85,11 +85,6 @@ class EvalDatasetConfig:
         if self.path:
             self.path = os.path.abspath(os.path.expanduser(self.path))
 
-    @property
-    def cache_key(self) -> tuple:
-        """What identifies the loaded rows among data sets of one run."""
-        return (self.name, self.path, self.input_key, self.label_key, self.tool_key, self.metadata_key)
-
 
 FIELD_NAMES = tuple(item.name for item in fields(EvalDatasetConfig))
 

@@ -61,11 +61,29 @@ def rope_base(config: dict[str, Any]) -> float | None:
     return config.get("rope_theta")
 
 
-def _rope_scaling(config: dict[str, Any]) -> dict[str, Any]:
-    """Give the Llama-3 scaling of a config, empty when there is none."""
+def _rope_kind(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Give the kind of rotary embedding and its parameters."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return scaling if kind == "llama3" else {}
+    return scaling.get("rope_type") or scaling.get("type") or "default", scaling
+
+
+def unsupported_variants(config: dict[str, Any]) -> list[str]:
+    """Name what a config of a known family asks for and the trainer does not have."""
+    text = text_part(config)
+    kind, scaling = _rope_kind(text)
+    found = []
+    if text.get("mlp_bias") or (text.get("attention_bias") and text["model_type"] != "qwen2"):
+        found.append("mlp_bias or attention_bias is set: biased linear layers are not built yet")
+    if text.get("hidden_act", "silu") != "silu":
+        found.append(f"hidden_act is {text['hidden_act']!r}: only silu is built")
+    if text.get("use_sliding_window"):
+        found.append("use_sliding_window is set: sliding windows are not built yet")
+    if kind not in ("default", "llama3"):
+        found.append(f"rope type is {kind!r}: only default and llama3 are built")
+    factors = [scaling.get(key) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")]
+    if kind == "llama3" and factors != [1.0, 4.0, 8192]:
+        found.append(f"llama3 rope factors and context are {factors}: only 1, 4 and 8192 are built")
+    return found
 
 
 def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +91,7 @@ def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
     text = text_part(config)
     family = text["model_type"]
     heads = text["num_attention_heads"]
-    scaling = _rope_scaling(text)
+    kind, scaling = _rope_kind(text)
     kv_heads = text.get("num_key_value_heads") or heads
     return {
         "num_layers": text["num_hidden_layers"],
@@ -93,11 +111,11 @@ def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
         "use_rotary_position_embeddings": True,
         "swiglu": True,
         "add_bias_linear": False,
-        "add_qkv_bias": text.get("attention_bias", False) if family != "qwen2" else True,
+        "add_qkv_bias": family == "qwen2",
         "qk_layernorm": family == "qwen3",
         "untie_embeddings_and_output_weights": not tied(config),
-        "use_rope_scaling": bool(scaling),
-        "rope_scaling_factor": scaling.get("factor", 8.0),
+        "use_rope_scaling": kind == "llama3",
+        "rope_scaling_factor": scaling.get("factor", 8.0) if kind == "llama3" else 8.0,
     }
 
 
@@ -175,6 +193,9 @@ def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], fold
         shape = shape_from_config(config)
     except KeyError as error:
         raise UserError(f"{folder}/config.json has no {error.args[0]!r}") from None
+    variants = unsupported_variants(config)
+    if variants:
+        raise UserError(f"{folder}/config.json: " + "; ".join(variants))
     problems = check_switches(args, given, shape)
     if problems:
         raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))

@@ -109,4 +109,4 @@ def test_mistakes_in_the_file_are_named(parse, write, content, error, message):
 def test_record_needs_only_name_and_path():
     item = EvalDatasetConfig(name="aime", path="/data/aime.jsonl")
     assert item.temperature is None
-    assert item.cache_key[:2] == ("aime", "/data/aime.jsonl")
+    assert item.path == "/data/aime.jsonl"

@@ -8,6 +8,14 @@ import pytest
 
 from slime.config import UserError, parse_args
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 
 def test_shape_is_read_from_the_model_when_no_flag_is_given(parse):
     args = parse()
@@ -45,10 +53,26 @@ def test_families_differ_in_bias_and_query_key_norm(make_model, data):
 
 
 def test_llama_scaling_is_read(make_model, data):
-    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = LLAMA3_ROPE | {"factor": 32.0}
     model = make_model(model_type="llama", rope_scaling=scaling)
     args = parse_args(["--hf-checkpoint", model, "--prompt-data", data])
     assert (args.use_rope_scaling, args.rope_scaling_factor) == (True, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "attention_bias is set"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias or"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window is set"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type is 'yarn'"),
+        ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 8.0}}, "llama3 rope factors"),
+    ],
+)
+def test_variants_that_the_trainer_lacks_are_refused(make_model, data, changes, message):
+    with pytest.raises(UserError, match=message):
+        parse_args(["--hf-checkpoint", make_model(**changes), "--prompt-data", data])
 
 
 def test_rope_base_may_stand_in_rope_parameters(make_model, data):
