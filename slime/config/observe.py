@@ -28,8 +28,8 @@ LOGGING = section(
         F("--log-passrate", "pass@n", action="true", default=False, src="U"),
         F("--log-reward-category", "key of a dict reward to count", src="U"),
         F("--log-correct-samples", "statistics over correct samples", action="true", default=False, src="U"),
-        F("--custom-rollout-log-function-path", "callable (rollout_id, args, samples, extra_metrics, time) -> bool; true skips the built-in one", "hook", src="U", owner="slime/ray"),
-        F("--custom-eval-rollout-log-function-path", "callable (rollout_id, args, data, extra_metrics) -> bool", "hook", src="U", owner="slime/ray"),
+        F("--custom-rollout-log-function-path", "callable (rollout_id, args, samples, extra_metrics, time) -> bool; true skips the built-in one", "hook", src="U", owner="slime"),
+        F("--custom-eval-rollout-log-function-path", "callable (rollout_id, args, data, extra_metrics) -> bool", "hook", src="U", owner="slime"),
     ],
 )
 

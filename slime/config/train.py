@@ -24,7 +24,7 @@ TRAIN = section(
         F("--allgather-cp", "contiguous all-gather layout of context parallelism", action="true", default=False, src="U"),
         F("--micro-batch-size", "samples in a micro-batch; ignored with dynamic batching", "int", 1, src="S", owner="slime"),
         F("--global-batch-size", "rollouts per optimizer step", "int", src="S", owner="slime"),
-        F("--num-steps-per-rollout", "optimizer steps per round; derives the global batch", "int", src="s", owner="slime"),
+        F("--num-steps-per-rollout", "optimizer steps per round; derives the global batch", "int", src="s", owner="slime/config/resolve.py"),
         F("--balance-data", "spread micro-batches over data-parallel ranks by cost", action="true", default=False, src="U", owner="slime/batching"),
         F("--balance-by-flops", "cut micro-batches by cost too; may exceed the token cap", action="true", default=False, src="U", owner="slime/batching"),
         F("--use-dynamic-batch-size", "pack samples of different length up to --max-tokens-per-gpu", action="true", default=False, src="U", owner="slime/batching"),

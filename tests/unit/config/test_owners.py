@@ -24,9 +24,11 @@ FORWARDED = ("TransformerConfig", "OptimizerConfig")
 
 @cache
 def owner_text(owner: str) -> str:
-    """Give the code of an owner, a file or a folder."""
+    """Give the code of an owner, a file or a folder; declarations do not count as reading."""
     path = ROOT / owner
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    if path == ROOT / "slime":
+        files = [file for file in files if ROOT / "slime" / "config" not in file.parents]
     return "\n".join(file.read_text() for file in files)
 
 
