@@ -18,6 +18,8 @@ from slime.utils.misc import Box, load_function
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
+
 
 class RolloutManager:
     """See the module. ``generate`` and ``eval`` run one at a time; ``progress`` may be called meanwhile."""
@@ -27,12 +29,13 @@ class RolloutManager:
         self._server = None
         self._trained_by: dict[int, list] = {}
         self._progress = Progress()
+        self._notes: list[str] = []  # what was decided here and has to be said at start
 
     def start(self) -> dict[str, Any]:
         """Start engines and router, load hooks and prompts meanwhile.
 
         Returns:
-            {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls"}.
+            {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls", "notes"}.
 
         Raises:
             ValueError, ImportError, FileNotFoundError: a hook or the prompt data is wrong. RuntimeError: no engine came up.
@@ -58,12 +61,16 @@ class RolloutManager:
         return self._info()
 
     def _load_functions(self) -> None:
-        from slime.rollout.data_source_adapter import adapt_class
+        from slime.rollout.data_source import create_data_source
         from slime.rollout.hooks import check_hooks
+        from slime.rollout.rm_hub.default import choose_reward
 
         args = self._args
         check_hooks(args)
-        self._data_source = adapt_class(args, load_function(args.data_source_path))
+        self._data_source = create_data_source(args)
+        if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.custom_generate_function_path:
+            note = choose_reward(args, getattr(self._data_source, "dataset", None) or ())
+            self._notes += [note] if note else []
         self._rollout_function = load_function(args.rollout_function_path)
         self._eval_function = load_function(args.eval_function_path)
 
@@ -86,7 +93,12 @@ class RolloutManager:
                 )
             args.num_rollout = num_rollout
         urls = self._server.engine_urls if self._server else []
-        return {"num_rollout": num_rollout, "num_rollout_per_epoch": per_epoch, "engine_urls": urls}
+        return {
+            "num_rollout": num_rollout,
+            "num_rollout_per_epoch": per_epoch,
+            "engine_urls": urls,
+            "notes": self._notes,
+        }
 
     def progress(self) -> dict:
         """Snapshot of the running phase; called while ``generate`` runs."""
@@ -176,7 +188,7 @@ class RolloutManager:
         except Exception as error:
             self._explain_dead_engines(error)
             raise
-        for_dump = [sample for result in output.data.values() for sample in result.get("samples", [])]
+        for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
         self._dump(f"eval_{rollout_id}", for_dump)
         extra = output.metrics or {}
         if args.custom_eval_rollout_log_function_path:

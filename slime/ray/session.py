@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 
 from slime.observability.console import Console
+from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
 from slime.ray.actor_group import ActorGroup
@@ -89,6 +90,8 @@ class Session:
         if len(actor_slots):
             self._actor = ActorGroup(args, actor_slots, host)
         info = wait_for(self._manager.start.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
+        for note in info["notes"]:
+            self.console.say(f"  note: {note}")
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
         if self._actor is not None:
@@ -216,6 +219,7 @@ class Session:
         seconds = self._report.seconds
         wall = {f"perf/{name}_wall_time": value for name, value in seconds.items()}
         wall["perf/round_time"] = sum(seconds.values())
+        wall |= step_time_metrics(seconds.get("generate", 0.0), seconds.get("train", 0.0))
         sync = {name: value for name, value in self._report.metrics.items() if name.startswith("perf/update_weights")}
         self._log(wall | sync, "rollout/step", rollout_id)
         self.console.round_summary(rollout_id, self._report.metrics)

@@ -1,0 +1,26 @@
+"""User code of the end-to-end tests: rewards and generate functions in the documented forms."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def first_token_is_even(args, sample, **kwargs):
+    """A reward that any policy can climb: the first response token is even."""
+    return float(sample.tokens[len(sample.tokens) - sample.response_length] % 2 == 0)
+
+
+async def sometimes_fails(args, sample, **kwargs):
+    if sample.index % 4 == 0:
+        raise RuntimeError("the judge is down")
+    return float(sample.index % 2)
+
+
+async def sometimes_hangs(args, sample, **kwargs):
+    if sample.index % 4 == 0:
+        await asyncio.sleep(3600)
+    return float(sample.index % 2)
+
+
+async def always_fails(args, sample, **kwargs):
+    raise RuntimeError("the judge is down")
