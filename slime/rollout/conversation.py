@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import logging
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
+from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
 from slime.rollout.request import token_budget
-from slime.utils.http_utils import post
+from slime.utils.http_utils import observed_posts, post
 from slime.utils.processing_utils import encode_prompt, render_chat
 from slime.utils.types import Sample
 
@@ -55,34 +56,6 @@ def owned_prompt(prompt: str | list[dict], owner: int) -> str | list[dict]:
     return messages
 
 
-@dataclass
-class Segment:
-    """Tokens appended to a conversation: sampled ones with log-probs, or context with None."""
-
-    ids: list[int]
-    log_probs: list[float] | None = None
-    meta_info: dict[str, Any] = field(default_factory=dict)
-    text: str = ""
-
-
-@dataclass
-class Chain:
-    """One conversation as the engine saw it: prompt ids and what followed. `messages` ends with our last answer."""
-
-    owner: int | None
-    prompt_ids: list[int]
-    messages: list[dict]
-    segments: list[Segment] = field(default_factory=list)
-    num_retokenized: int = 0
-
-    @property
-    def response_length(self) -> int:
-        return sum(len(segment.ids) for segment in self.segments)
-
-    def tokens(self) -> list[int]:
-        return self.prompt_ids + [t for segment in self.segments for t in segment.ids]
-
-
 class Recorder:
     """Engine calls made on behalf of some samples (named by position)."""
 
@@ -90,6 +63,7 @@ class Recorder:
         self.args, self.sampling_params, self.evaluation = args, sampling_params, evaluation
         self.sample_indices = owners
         self.chains: list[Chain] = []
+        self.posted: list[tuple[dict, dict]] = []
 
     # ---- during generation -----------------------------------------------------------------------------------------
 
@@ -173,31 +147,35 @@ class Recorder:
         chain = max(chains, key=lambda c: sum(len(s.ids) for s in c.segments if s.log_probs is not None))
         if len(chains) > 1:
             GenerateState(self.args).counters["unused_conversations"] += len(chains) - 1
-        response, status = sample.response, sample.status
-        sample.tokens, sample.response = list(chain.prompt_ids), ""
-        for segment in chain.segments:
-            trainable = segment.log_probs is not None
-            sample.append_response_tokens(
-                self.args,
-                tokens=segment.ids,
-                log_probs=segment.log_probs,
-                trainable=trainable,
-                meta_info=segment.meta_info,
-                text=segment.text,
-            )
-        sample.response = response or sample.response
-        if status != Sample.Status.PENDING:
-            sample.status = status
-        if chain.num_retokenized:
-            sample.metadata["tokens_from_text"] = chain.num_retokenized
+        fill_sample(self.args, sample, chain)
+
+    def fill_from_posts(self, sample: Sample) -> bool:
+        """Use `/generate` calls that the hook posted itself, if they can be recognised as this sample's."""
+        tokenizer = GenerateState(self.args).tokenizer
+        chain = None
+        if len(self.sample_indices) == 1:
+            chain = chain_of_calls(tokenizer, self.posted)
+        if chain is None:
+            said = [call for call in self.posted if (call[1].get("text") or "").strip() == sample.response.strip()]
+            chain = chain_of_calls(tokenizer, said[:1])
+        if chain is None:
+            return False
+        fill_sample(self.args, sample, chain)
+        return True
+
+    def observe(self, url: str, payload: Any, output: Any) -> None:
+        """Remember a reply to `http_utils.post`."""
+        if url.endswith("/generate") and isinstance(payload, dict) and isinstance(output, dict):
+            self.posted.append((copy.deepcopy(payload), output))  # hooks grow their bodies in place
 
 
 @contextlib.contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Record the `generate_single` calls made inside, also in tasks started there."""
+    """Record the engine calls made inside, also in tasks started there."""
     token = _current.set(recorder)
     try:
-        yield recorder
+        with observed_posts(recorder.observe):
+            yield recorder
     finally:
         _current.reset(token)
 
@@ -238,7 +216,8 @@ async def generate_single(
         "sampling_params": {**params, "max_new_tokens": budget},
         "return_logprob": True,
     }
-    output = await post(get_model_url(args), payload)
+    with observed_posts(None):
+        output = await post(get_model_url(args), payload)
     text = _record(GenerateState(args).tokenizer, chain, context, output)
     chain.messages = [*messages, {"role": "assistant", "content": text}]
     return text
@@ -246,15 +225,14 @@ async def generate_single(
 
 def _record(tokenizer, chain: Chain, context: Segment | None, output: dict[str, Any]) -> str:
     """Append the context and the sampled tokens to the chain; returns the text without the end token."""
-    triples = output["meta_info"].get("output_token_logprobs") or []
-    ids = [int(triple[1]) for triple in triples]
-    text = output.get("text") or ""
+    segment = sampled_segment(output)
     if context is not None and context.ids:
         context.text = tokenizer.decode(context.ids)
         chain.segments.append(context)
-    chain.segments.append(Segment(ids, [float(triple[0]) for triple in triples], output["meta_info"], text))
-    end = tokenizer.decode(ids[-1:]) if ids and ids[-1] in tokenizer.all_special_ids else ""
-    return text.removesuffix(end) if end else text
+    chain.segments.append(segment)
+    last = segment.ids[-1:]
+    end = tokenizer.decode(last) if last and last[0] in tokenizer.all_special_ids else ""
+    return segment.text.removesuffix(end) if end else segment.text
 
 
 def _same(messages: list[dict], others: list[dict]) -> bool:

@@ -1,7 +1,7 @@
 """Calling users' generate functions in both documented forms, and completing what they return.
 
-Invariants: the sample's own prompt survives in-place edits; engine calls made through `generate_single` become the
-sample's tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs.
+Invariants: the sample's own prompt survives in-place edits; engine calls that the function made become the sample's
+tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def complete_sample(args, sample: Sample, recorder: Recorder, position: int) -> 
         if recorder.has_calls(position):
             recorder.fill(sample, position)
         elif sample.response and not sample.loss_mask:
-            _encode_response(state, sample)
+            if not recorder.fill_from_posts(sample):
+                _encode_response(state, sample)
         elif not sample.tokens:
             sample.tokens = prompt_ids(state, sample)
     if sample.status == Sample.Status.PENDING:

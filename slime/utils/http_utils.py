@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
+import contextvars
 import json
 import os
 import socket
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 RETRIED_STATUS = (429, 502, 503)
@@ -23,6 +26,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 _deadline_s = 14400.0
+_observer: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("slime_post_observer", default=None)
 
 
 class HTTPStatusError(RuntimeError):
@@ -50,7 +54,21 @@ async def post(
     Raises:
         HTTPStatusError: an error status that is not repeated. RuntimeError: budget used up; names the last evidence.
     """
-    return await _request("POST", url, payload, max_retries, headers, deadline_s)
+    output = await _request("POST", url, payload, max_retries, headers, deadline_s)
+    observer = _observer.get()
+    if observer is not None:
+        observer(url, payload, output)
+    return output
+
+
+@contextlib.contextmanager
+def observed_posts(observer: Callable[[str, Any, Any], None] | None) -> Iterator[None]:
+    """Call `observer(url, payload, output)` for every `post` made inside, also in tasks started there; None: nobody."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
 
 
 async def get(url: str, max_retries: int = 1, headers: dict | None = None, deadline_s: float | None = None) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from slime.rollout import generate_single
-from slime.rollout.sglang_rollout import GenerateState, generate
+from slime.rollout.sglang_rollout import GenerateState, generate, get_model_url
+from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
 calls: list = []
@@ -91,3 +92,19 @@ async def loses_a_sample(args, samples, evaluation=False):
 async def cannot_find_the_state(args, sample, sampling_params):
     assert GenerateState(args).tokenizer is not None
     return await generate(args, sample, sampling_params)
+
+
+async def posts_itself(args, sample, sampling_params):
+    url = get_model_url(args)
+    body = {"text": "ask ", "sampling_params": sampling_params, "return_logprob": True}
+    first = await post(url, body)
+    body["text"] += first["text"] + " tool "
+    sample.response = (await post(url, body))["text"]
+    return sample
+
+
+async def posts_candidates(args, sample, sampling_params):
+    bodies = [{"input_ids": [9, i], "sampling_params": sampling_params, "return_logprob": True} for i in range(3)]
+    outputs = [await post(get_model_url(args), body) for body in bodies]
+    sample.response = outputs[1]["text"]
+    return sample

@@ -157,3 +157,16 @@ def test_list_hook_sees_messages_even_with_a_chat_template(engine, chat_args, to
 def test_generate_single_outside_of_a_hook_says_where_it_belongs():
     with pytest.raises(RuntimeError, match="only inside a --custom-generate-function-path function"):
         run(generate_single(MESSAGES))
+
+
+def test_calls_that_a_hook_posts_itself_give_the_tokens_of_its_text(engine, chat_args, tokenizer):
+    engine.answer = lambda payload: spelled(tokenizer, "ab", end=False)
+    sample = one_group(chat_args("posts_itself"))[0]
+    assert tokenizer.decode(sample.tokens) == "ask ab tool ab" and sample.response == "ab"
+    assert sample.loss_mask == [1, 1, 0, 0, 0, 0, 0, 0, 1, 1] and "tokens_from_text" not in sample.metadata
+
+
+def test_the_chosen_candidate_is_the_one_that_is_trained(engine, chat_args):
+    engine.answer = lambda payload: reply([100 + payload["input_ids"][1]], f"answer {payload['input_ids'][1]}")
+    sample = one_group(chat_args("posts_candidates"))[0]
+    assert sample.tokens == [9, 1, 101] and sample.rollout_log_probs == [-0.5]
