@@ -246,6 +246,12 @@ class MegatronActor:
         assert self.backup.live == "actor", f"the weights in place are {self.backup.live!r}"
         return export_hf_weights(self.model[0], self.args)
 
+    def help_export(self) -> None:
+        """Take part in an export that another rank walks; nothing to do where every rank holds the whole model."""
+        if self.args.tensor_model_parallel_size * self.args.pipeline_model_parallel_size > 1:
+            for _ in self.export_weights():
+                pass
+
     def export_checksums(self) -> dict[str, str]:
         """Return the checksum of every exported tensor."""
         from slime.utils.checksum import tensor_checksum

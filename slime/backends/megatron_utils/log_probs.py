@@ -23,12 +23,12 @@ def response_log_probs(
     """
     from megatron.core import parallel_state as mpu
 
-    logits = logits[0]
     shards = mpu.get_tensor_model_parallel_world_size()
-    start = mpu.get_tensor_model_parallel_rank() * logits.shape[1]
+    start = mpu.get_tensor_model_parallel_rank() * logits.shape[2]
+    logits = _without_padding(logits[0], args.vocab_size, start)
     reduce_max, reduce_sum = (None, None) if shards == 1 else _tensor_rank_reductions()
     return log_probs_and_entropy(
-        _without_padding(logits, args.vocab_size, start),
+        logits,
         batch.targets,
         args.rollout_temperature,
         chunk_size=args.log_probs_chunk_size,
@@ -44,10 +44,9 @@ def response_log_probs(
 def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch.Tensor:
     """Give padded vocabulary rows no probability: engines do not have them."""
     real = vocab_size - start
-    if real >= logits.shape[1]:
-        return logits
-    padding = torch.arange(logits.shape[1], device=logits.device) >= real
-    return logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+    if real > 0:
+        return logits[:, :real]
+    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool), torch.finfo(logits.dtype).min)
 
 
 def _kept(args, batch: MicroBatch, data: dict, vocab: int, start: int) -> torch.Tensor | None:

@@ -119,6 +119,13 @@ def test_log_prob_passes_may_be_cut_differently(model_dir):
     assert got["rollout"]["rollout/log_probs"] == pytest.approx(expected["rollout"]["rollout/log_probs"], abs=1e-6)
 
 
+def test_padded_vocabulary_has_no_probability(model_dir):
+    reference, expected = gradient(model_dir, shard_of(CUTS["uneven"]), entropy_coef=0.1)
+    padded, got = gradient(model_dir, shard_of(CUTS["uneven"]), entropy_coef=0.1, make_vocab_size_divisible_by=128)
+    assert_same(reference, padded)
+    assert got["steps"][0]["train/entropy_loss"] == pytest.approx(expected["steps"][0]["train/entropy_loss"], abs=1e-6)
+
+
 def test_siblings_of_one_rollout_count_once(model_dir):
     """Two samples with one rollout id share a denominator: the same gradient in one micro-batch or two."""
     sums = torch.tensor([3.0 + 6, 3.0 + 6, 0, 8, 20, 1])
