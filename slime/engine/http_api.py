@@ -7,22 +7,19 @@ what it held. Tensors are touched only through `Scheduler.call`. Knows JSON and 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from slime.engine import memory
+from slime.engine.http_json import errors_as_json, field, json_body, json_reply, success, version_of
 from slime.engine.info import ServerInfo
 from slime.engine.requests import Request
 from slime.engine.scheduler import EngineDead, Events, Scheduler
 from slime.engine.streams import Collector, StreamWriter
 from slime.engine.weight_updates import UpdateRefused, WeightUpdates
 from slime.engine.wire import CallParser, GenerateCall, ReplyWriter
-
-logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 30
 HEALTH_DEADLINE_S = 20.0
@@ -44,7 +41,7 @@ class HttpApi:
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
         for paths, handler in (
             ("/health /ready", self._health),
             ("/health_generate", self._health_generate),
@@ -85,13 +82,13 @@ class HttpApi:
     # ---- generation ----
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        call = self._parser.parse(await _body(http))
+        call = self._parser.parse(await json_body(http))
         return await (self._stream(http, call) if call.stream else self._answer(call))
 
     async def _answer(self, call: GenerateCall) -> web.Response:
         await self._collect(call.requests)
         replies = [self._writer.reply(request, call.text_in_logprobs) for request in call.requests]
-        return _json(replies if call.is_list else replies[0])
+        return json_reply(replies if call.is_list else replies[0])
 
     async def _collect(self, requests: list[Request]) -> None:
         """Run requests to their end; when the caller goes away, so do they."""
@@ -124,7 +121,7 @@ class HttpApi:
         self._scheduler.call(lambda: self._scheduler.abort_where(lambda r: id(r) in ended), "abort")
 
     async def _abort(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await json_body(http)
         rid = None if body.get("abort_all") else body.get("rid")
         if rid is None and not body.get("abort_all"):
             raise ValueError("abort_request needs rid or abort_all")
@@ -158,7 +155,7 @@ class HttpApi:
     @staticmethod
     def _json_of(source: Callable[[], Any]) -> Callable:
         async def handler(_: web.Request) -> web.Response:
-            return _json(source())
+            return json_reply(source())
 
         return handler
 
@@ -168,14 +165,14 @@ class HttpApi:
         return await asyncio.wrap_future(self._scheduler.call(function, name))
 
     async def _pause(self, http: web.Request) -> web.Response:
-        mode = (await _body(http)).get("mode") or "abort"
+        mode = (await json_body(http)).get("mode") or "abort"
         await self._control(lambda: self._scheduler.pause(mode), "pause")
-        return _json({"message": f"Generation paused ({mode}).", "status": "ok"})
+        return json_reply({"message": f"Generation paused ({mode}).", "status": "ok"})
 
     async def _continue(self, http: web.Request) -> web.Response:
-        await _body(http)
+        await json_body(http)
         await self._control(self._scheduler.resume, "continue")
-        return _json({"message": "Generation continued.", "status": "ok"})
+        return json_reply({"message": "Generation continued.", "status": "ok"})
 
     async def _flush_cache(self, _: web.Request) -> web.Response:
         if await self._control(self._scheduler.is_busy, "flush"):
@@ -183,47 +180,47 @@ class HttpApi:
         return web.Response(text="Cache flushed.\n")
 
     async def _release_memory(self, http: web.Request) -> web.Response:
-        tags = (await _body(http, required=False)).get("tags")
+        tags = (await json_body(http, required=False)).get("tags")
         await self._control(lambda: memory.release(self._scheduler, tags), "release memory")
-        return _json(None)
+        return json_reply(None)
 
     async def _resume_memory(self, http: web.Request) -> web.Response:
-        tags = (await _body(http, required=False)).get("tags")
+        tags = (await json_body(http, required=False)).get("tags")
         await self._control(lambda: memory.resume(self._scheduler, tags), "resume memory")
-        return _json(None)
+        return json_reply(None)
 
     # ---- weights ----
 
     async def _begin_update(self, _: web.Request) -> web.Response:
         await self._control(self._updates.begin, "begin weight update")
-        return _success("weight update begun")
+        return success("weight update begun")
 
     async def _end_update(self, _: web.Request) -> web.Response:
         await self._control(self._updates.end, "end weight update")
-        return _success("weight update ended")
+        return success("weight update ended")
 
     async def _init_group(self, http: web.Request) -> web.Response:
-        body = await _body(http)
-        address, name = _field(body, "master_address", str), _field(body, "group_name", str)
-        port, rank, size = (_field(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
+        body = await json_body(http)
+        address, name = field(body, "master_address", str), field(body, "group_name", str)
+        port, rank, size = (field(body, key, int) for key in ("master_port", "rank_offset", "world_size"))
         backend = body.get("backend") or "nccl"
         # Waiting for peers must hold up neither the event loop nor generation.
         await asyncio.to_thread(self._updates.init_group, address, port, rank, size, name, backend)
-        return _success(f"joined group {name} as rank {rank} of {size}")
+        return success(f"joined group {name} as rank {rank} of {size}")
 
     async def _destroy_group(self, http: web.Request) -> web.Response:
-        name = _field(await _body(http), "group_name", str)
+        name = field(await json_body(http), "group_name", str)
         if not await self._control(lambda: self._updates.destroy_group(name), "destroy group"):
             raise UpdateRefused(f"no weight update group {name!r}")
-        return _success(f"left group {name}")
+        return success(f"left group {name}")
 
     async def _update_from_distributed(self, http: web.Request) -> web.Response:
-        body = await _body(http)
-        lists = [_field(body, key, list) for key in ("names", "dtypes", "shapes")]
+        body = await json_body(http)
+        lists = [field(body, key, list) for key in ("names", "dtypes", "shapes")]
         if body.get("load_format") not in (None, "auto"):
             raise ValueError(f"load_format {body['load_format']!r} is not supported for distributed updates")
         group = body.get("group_name") or "weight_update_group"
-        version = _version(body)
+        version = version_of(body)
 
         def update() -> None:
             self._updates.from_distributed(*lists, group)
@@ -231,11 +228,11 @@ class HttpApi:
                 self._scheduler.set_weight_version(version)
 
         await self._control(update, "update_weights_from_distributed")
-        return _success(f"updated {len(lists[0])} weights")
+        return success(f"updated {len(lists[0])} weights")
 
     async def _update_from_disk(self, http: web.Request) -> web.Response:
-        body = await _body(http)
-        path, version = _field(body, "model_path", str), _version(body)
+        body = await json_body(http)
+        path, version = field(body, "model_path", str), version_of(body)
 
         def update() -> None:
             self._updates.from_disk(path)
@@ -243,11 +240,11 @@ class HttpApi:
                 self._scheduler.set_weight_version(version)
 
         await self._control(update, "update_weights_from_disk")
-        return _json({"success": True, "message": f"weights read from {path}", "num_paused_requests": 0})
+        return json_reply({"success": True, "message": f"weights read from {path}", "num_paused_requests": 0})
 
     async def _update_version(self, http: web.Request) -> web.Response:
-        body = await _body(http)
-        version = str(_field(body, "new_version", (str, int)))
+        body = await json_body(http)
+        version = str(field(body, "new_version", (str, int)))
 
         def update() -> None:
             if body.get("abort_all_requests"):
@@ -255,74 +252,20 @@ class HttpApi:
             self._scheduler.set_weight_version(version)
 
         await self._control(update, "update_weight_version")
-        return _json({"success": True, "message": "weight version set", "new_version": version})
+        return json_reply({"success": True, "message": "weight version set", "new_version": version})
 
     async def _weights_checker(self, http: web.Request) -> web.Response:
-        action = _field(await _body(http), "action", str)
+        action = field(await json_body(http), "action", str)
         result = await self._control(lambda: self._updates.check(action), f"weights_checker {action}")
-        return _json({"success": True, "message": f"{action} done", **result})
+        return json_reply({"success": True, "message": f"{action} done", **result})
 
     async def _weights_by_name(self, http: web.Request) -> web.Response:
-        body = await _body(http)
-        name, count = _field(body, "name", str), _field({"truncate_size": 100, **body}, "truncate_size", int)
-        return _json(await self._control(lambda: self._info.weight_values(name, count), "get_weights_by_name"))
+        body = await json_body(http)
+        name, count = field(body, "name", str), field({"truncate_size": 100, **body}, "truncate_size", int)
+        return json_reply(await self._control(lambda: self._info.weight_values(name, count), "get_weights_by_name"))
 
 
 def dispatch(events: Events) -> None:
     """Hand events of the engine thread to the calls that wait for them; runs on the event loop."""
     for request, chunk in events:
         request.sink.put(request, chunk)
-
-
-async def _body(http: web.Request, required: bool = True) -> dict[str, Any]:
-    """Return the JSON object of a request.
-
-    Raises: ValueError when it is not one.
-    """
-    raw = await http.read()
-    if not raw and not required:
-        return {}
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise ValueError(f"the body must be a JSON object, got {type(body).__name__}")
-    return body
-
-
-def _field(body: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    value = body.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        expected = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-        raise ValueError(f"{name} must be a {expected}, got {value!r}")
-    return value
-
-
-def _version(body: dict[str, Any]) -> str | None:
-    version = body.get("weight_version")
-    return None if version is None else str(version)
-
-
-def _json(content: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
-
-
-def _success(message: str) -> web.Response:
-    return _json({"success": True, "message": message})
-
-
-@web.middleware
-async def _errors_as_json(http: web.Request, handler: Callable) -> web.StreamResponse:
-    try:
-        return await handler(http)
-    except (ValueError, UpdateRefused) as error:
-        status, message = 400, str(error)
-    except EngineDead as error:
-        status, message = (503 if http.path.startswith("/health") else 500), str(error)
-    except (web.HTTPException, asyncio.CancelledError, ConnectionError):
-        raise
-    except Exception as error:
-        logger.exception("%s failed", http.path)
-        status, message = 500, f"{type(error).__name__}: {error}"
-    return _json({"success": False, "message": message, "error": {"message": message}}, status)

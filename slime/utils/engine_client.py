@@ -278,7 +278,16 @@ class EngineClient:
 
 
 def _error(method: str, url: str, response: httpx.Response) -> EngineError:
-    return EngineError(f"{method} {url} answered {response.status_code}: {response.text[:1000]}", response.status_code)
+    return EngineError(f"{method} {url} answered {response.status_code}: {_reason(response)}", response.status_code)
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return the message of a JSON error, else the text."""
+    try:
+        message = response.json().get("message")
+    except (ValueError, AttributeError):
+        message = None
+    return (message if isinstance(message, str) and message else response.text.strip())[:1000]
 
 
 def _num_requests(load: dict[str, Any]) -> int:
