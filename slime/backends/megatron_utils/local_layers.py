@@ -74,7 +74,8 @@ class SDPACoreAttention(MegatronModule):
             out = self._causal(*(x.transpose(0, 1) for x in (query, key, value)))
             return out.transpose(0, 1).flatten(2)
         buckets = packed_seq_params.buckets
-        rows = [self._causal(*(gather_rows(x, bucket) for x in (query, key, value))) for bucket in buckets]
+        columns = (gather_rows(x, buckets) for x in (query, key, value))
+        rows = [self._causal(*bucket) for bucket in zip(*columns, strict=True)]
         return scatter_rows(rows, buckets, query.size(0)).flatten(1)
 
     def _causal(self, query, key, value) -> torch.Tensor:

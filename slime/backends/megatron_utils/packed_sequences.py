@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-_MAX_PADDED_SHARE = 0.25
+_MAX_PADDED_SHARE = 0.1
 _SLACK_TOKENS = 8
 
 
@@ -36,7 +36,7 @@ class Bucket:
 
 
 def make_buckets(lengths: list[int], where: torch.device) -> list[Bucket]:
-    """Partition sequences by length; a bucket spends at most a quarter of a row on padding.
+    """Partition sequences by length; a bucket spends at most a tenth of a row (or 8 tokens) on padding.
 
     >>> [(b.num_rows, b.length) for b in make_buckets([3, 40, 4, 3], torch.device("cpu"))]
     [(1, 40), (3, 4)]
@@ -69,17 +69,19 @@ def _bucket(members: list[int], lengths: list[int], starts: torch.Tensor, where:
 
 
 class _GatherRows(torch.autograd.Function):
-    """Stream [T, H, D] to padded rows [B * L, H, D]; the gradient of padding is dropped (it is zero under causality)."""
+    """Stream [T, H, D] to padded rows [B * L, H, D] per bucket; gradients of padding are dropped (zero under causality)."""
 
     @staticmethod
-    def forward(ctx, stream, bucket):
-        ctx.bucket, ctx.size = bucket, stream.size(0)
-        return stream.index_select(0, bucket.rows)
+    def forward(ctx, stream, buckets):
+        ctx.buckets, ctx.size = buckets, stream.size(0)
+        return tuple(stream.index_select(0, bucket.rows) for bucket in buckets)
 
     @staticmethod
-    def backward(ctx, grad):
-        whole = grad.new_zeros(ctx.size, *grad.shape[1:])
-        return whole.index_copy_(0, ctx.bucket.tokens, grad.index_select(0, ctx.bucket.slots)), None
+    def backward(ctx, *grads):
+        whole = grads[0].new_empty(ctx.size, *grads[0].shape[1:])
+        for bucket, grad in zip(ctx.buckets, grads, strict=True):
+            whole.index_copy_(0, bucket.tokens, grad.index_select(0, bucket.slots))
+        return whole, None
 
 
 class _ScatterRows(torch.autograd.Function):
@@ -88,7 +90,7 @@ class _ScatterRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, num_tokens, buckets, *rows):
         ctx.buckets, ctx.sizes = buckets, [r.size(0) for r in rows]
-        stream = rows[0].new_zeros(num_tokens, *rows[0].shape[1:])
+        stream = rows[0].new_empty(num_tokens, *rows[0].shape[1:])
         for bucket, r in zip(buckets, rows, strict=True):
             stream.index_copy_(0, bucket.tokens, r.index_select(0, bucket.slots))
         return stream
@@ -102,10 +104,10 @@ class _ScatterRows(torch.autograd.Function):
         return None, None, *out
 
 
-def gather_rows(stream: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """Return the bucket's tokens as padded rows, [B, L, H, D]."""
-    rows = stream if bucket.rows is None else _GatherRows.apply(stream, bucket)
-    return rows.view(bucket.num_rows, bucket.length, *stream.shape[1:])
+def gather_rows(stream: torch.Tensor, buckets: list[Bucket]) -> list[torch.Tensor]:
+    """Return the tokens of each bucket as padded rows, [B, L, H, D]."""
+    rows = (stream,) if buckets[0].rows is None else _GatherRows.apply(stream, buckets)
+    return [r.view(b.num_rows, b.length, *stream.shape[1:]) for r, b in zip(rows, buckets, strict=True)]
 
 
 def scatter_rows(rows: list[torch.Tensor], buckets: list[Bucket], num_tokens: int) -> torch.Tensor:
