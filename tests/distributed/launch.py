@@ -48,7 +48,9 @@ def run_ranks(module: str, name: str, world_size: int, folder: Path, deadline_s:
     try:
         while any(r.poll() is None for r in ranks) and all(r.poll() in (None, 0) for r in ranks):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{name} on {world_size} ranks did not end within {deadline_s} s\n{_tails(folder, world_size)}")
+                raise RuntimeError(
+                    f"{name} on {world_size} ranks did not end within {deadline_s} s\n{_tails(folder, world_size)}"
+                )
             time.sleep(0.05)
         if any(r.returncode for r in ranks):
             raise RuntimeError(f"{name} failed on {world_size} ranks\n{_tails(folder, world_size)}")

@@ -40,7 +40,9 @@ def assert_equal(one: dict, many: dict, weight_tolerance: float = 2e-5) -> None:
             assert many["rollout"][name] == pytest.approx(value, abs=2e-5, rel=2e-4), name
     assert one["weights"].keys() == many["weights"].keys()
     for name, tensor in one["weights"].items():
-        torch.testing.assert_close(many["weights"][name], tensor, atol=weight_tolerance, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            many["weights"][name], tensor, atol=weight_tolerance, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("scenario", ["grpo", "whitened_per_token"])

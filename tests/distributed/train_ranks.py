@@ -47,7 +47,9 @@ def new_actor(rank: int, world_size: int, port: int, folder: str, resume: str | 
 
     mpu.destroy_model_parallel()
     # A large epsilon keeps Adam from magnifying rounding where a gradient is nearly zero.
-    defaults = dict(lr=1e-2, adam_eps=1e-3, global_batch_size=4, rollout_batch_size=4, actor_num_gpus_per_node=world_size)
+    defaults = dict(
+        lr=1e-2, adam_eps=1e-3, global_batch_size=4, rollout_batch_size=4, actor_num_gpus_per_node=world_size
+    )
     args = train_args(f"{folder}/../model", **{**defaults, **flags})
     actor = MegatronActor(args, rank, world_size, "127.0.0.1", port)
     actor.init(resume)

@@ -86,7 +86,9 @@ class MegatronActor:
         if not self.needs_reference:
             return
         self.backup.store("actor")
-        checkpoint.load_weights(self.args, self.model, self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step)
+        checkpoint.load_weights(
+            self.args, self.model, self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step
+        )
         self.backup.store("ref")
         self.backup.live = "ref"
         self.backup.switch("actor")
@@ -105,7 +107,9 @@ class MegatronActor:
         """Whether this rank reports: first data and tensor rank of the last pipeline stage."""
         from megatron.core import parallel_state as mpu
 
-        first = mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and mpu.get_tensor_model_parallel_rank() == 0
+        first = (
+            mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and mpu.get_tensor_model_parallel_rank() == 0
+        )
         return first and mpu.is_pipeline_last_stage()
 
     @property

@@ -62,9 +62,13 @@ def architecture_args(hf_config: dict) -> dict:
 def _refuse_variants(hf_config: dict) -> None:
     biased = hf_config.get("mlp_bias") or (hf_config.get("attention_bias") and hf_config["model_type"] != "qwen2")
     if biased:
-        raise ValueError("mlp_bias or attention_bias of the Hugging Face config is set: biased linear layers are not supported")
+        raise ValueError(
+            "mlp_bias or attention_bias of the Hugging Face config is set: biased linear layers are not supported"
+        )
     if hf_config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {hf_config['hidden_act']!r} of the Hugging Face config is not supported (silu is)")
+        raise ValueError(
+            f"hidden_act {hf_config['hidden_act']!r} of the Hugging Face config is not supported (silu is)"
+        )
     if hf_config.get("use_sliding_window"):
         raise ValueError("use_sliding_window of the Hugging Face config is set: sliding windows are not supported")
 

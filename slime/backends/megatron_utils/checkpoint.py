@@ -62,7 +62,9 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
         for chunk in model:
             load_hf_weights(chunk, path)
     else:
-        raise ValueError(f"{path} is neither a Megatron checkpoint ({LATEST} or metadata.json) nor a Hugging Face folder (config.json)")
+        raise ValueError(
+            f"{path} is neither a Megatron checkpoint ({LATEST} or metadata.json) nor a Hugging Face folder (config.json)"
+        )
 
 
 def save(args, directory: str, model: list, optimizer, scheduler) -> None:

@@ -16,7 +16,14 @@ import torch
 
 from slime.backends.megatron_utils.packed_sequences import PackedBatchParams
 
-WHOLE_BATCH_KEYS = ("raw_reward", "total_lengths", "partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices")
+WHOLE_BATCH_KEYS = (
+    "raw_reward",
+    "total_lengths",
+    "partition",
+    "global_batch_sizes",
+    "num_microbatches",
+    "micro_batch_indices",
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,9 @@ def pack(
     lengths = [len(t) for t in tokens]
     for i, length, response in zip(indices, lengths, response_lengths, strict=True):
         if response >= length:
-            raise ValueError(f"sample {i} of the shard has {length} tokens and a response of {response}: no prompt token")
+            raise ValueError(
+                f"sample {i} of the shard has {length} tokens and a response of {response}: no prompt token"
+            )
     num_tokens = sum(lengths)
     padding = -num_tokens % multiple
     parts = [*tokens, torch.zeros(padding, dtype=torch.int64)] if padding else list(tokens)

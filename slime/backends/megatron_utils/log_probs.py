@@ -14,7 +14,14 @@ from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
 
 
 def response_log_probs(
-    args, logits: torch.Tensor, batch: MicroBatch, data: dict, *, with_entropy: bool, entropy_grad: bool, replay: bool = True
+    args,
+    logits: torch.Tensor,
+    batch: MicroBatch,
+    data: dict,
+    *,
+    with_entropy: bool,
+    entropy_grad: bool,
+    replay: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (log_probs [N], entropy [N] or None) of the response tokens.
 
@@ -54,7 +61,9 @@ def _kept(args, batch: MicroBatch, data: dict, vocab: int, start: int) -> torch.
         return None
     for key in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets"):
         if key not in data:
-            raise ValueError(f"--rollout-top-p {args.rollout_top_p} trains on the sampler's kept tokens, but {key} is missing")
+            raise ValueError(
+                f"--rollout-top-p {args.rollout_top_p} trains on the sampler's kept tokens, but {key} is missing"
+            )
     columns = (batch.column(data, "rollout_top_p_token_ids"), batch.column(data, "rollout_top_p_token_offsets"))
     masks = [keep_mask(ids, offsets, vocab, start) for ids, offsets in zip(*columns, strict=True)]
     return torch.cat(masks)
@@ -78,7 +87,9 @@ def _tensor_rank_reductions():
 
 
 @torch.no_grad()
-def log_prob_pass(args, model: list, batches: ShardBatches, *, with_entropy: bool = False) -> dict[str, list[torch.Tensor]]:
+def log_prob_pass(
+    args, model: list, batches: ShardBatches, *, with_entropy: bool = False
+) -> dict[str, list[torch.Tensor]]:
     """Run the model forward over the whole shard.
 
     Returns: {"log_probs": [one [L_i] tensor per sample], and "entropy" when asked for} on the last stage, {} elsewhere.

@@ -138,9 +138,7 @@ def _kl_to_reference(args, batch, data, log_probs, old_rows) -> torch.Tensor:
 
 def sft_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
     """Negative log-likelihood of the unmasked response tokens; the sampler's top-p record plays no part."""
-    log_probs, _ = response_log_probs(
-        args, logits, batch, data, with_entropy=False, entropy_grad=False, replay=False
-    )
+    log_probs, _ = response_log_probs(args, logits, batch, data, with_entropy=False, entropy_grad=False, replay=False)
     loss = sft_loss(log_probs, reducer_for(args, batch, data))
     return LossOutput(loss, {"loss": loss.detach()}, log_probs.detach())
 
@@ -214,5 +212,3 @@ def suspicious_samples(batch: MicroBatch, data: dict, log_probs: torch.Tensor | 
         found.update(non_finite_rows(log_probs.split(batch.response_lengths)))
     ids = data.get("sample_indices")
     return sorted(ids[batch.indices[i]] if ids is not None else batch.indices[i] for i in found)
-
-

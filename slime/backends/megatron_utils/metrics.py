@@ -66,7 +66,9 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     token_totals, sample_totals = totals[: len(names)], totals[len(names) : -2]
     denominator = totals[-1] if args.calculate_per_token_loss else sum(data["global_batch_sizes"])
     report = {f"rollout/{k}": v / denominator for k, v in zip(names, token_totals, strict=True)}
-    report.update({f"rollout/{k}": v / totals[-2] for k, v in zip((*sample_names, "total_lengths"), sample_totals, strict=True)})
+    report.update(
+        {f"rollout/{k}": v / totals[-2] for k, v in zip((*sample_names, "total_lengths"), sample_totals, strict=True)}
+    )
     if data.get("raw_reward"):
         report["rollout/raw_reward"] = sum(data["raw_reward"]) / len(data["raw_reward"])
     return report

@@ -29,7 +29,9 @@ def freeze_parameters(args, model: torch.nn.Module) -> None:
         elif any(re.search(pattern, name) for pattern in frozen):
             parameter.requires_grad_(False)
     if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"no parameter left to train: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}")
+        raise ValueError(
+            f"no parameter left to train: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}"
+        )
 
 
 def shards_optimizer(args) -> bool:

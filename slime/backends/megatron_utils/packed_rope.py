@@ -17,7 +17,9 @@ class PackedRope:
         self.apply_dense, self.apply_sliced = apply_dense, apply_sliced
         self.key, self.packed_freqs = None, None
 
-    def __call__(self, t, cu_seqlens, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0, cp_group=None):
+    def __call__(
+        self, t, cu_seqlens, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0, cp_group=None
+    ):
         if cp_group.size() > 1 or rotary_interleaved or multi_latent_attention or freqs.dim() != 4:
             return self.apply_sliced(t, cu_seqlens, freqs, rotary_interleaved, multi_latent_attention, mscale, cp_group)
         cos, sin = self._angles(cu_seqlens, freqs, mscale, t.dtype)
@@ -29,7 +31,11 @@ class PackedRope:
 
     def _angles(self, cu_seqlens, freqs, mscale, dtype):
         key = (cu_seqlens, freqs, mscale, dtype)
-        if self.key is None or any(a is not b for a, b in zip(key[:2], self.key[:2], strict=True)) or key[2:] != self.key[2:]:
+        if (
+            self.key is None
+            or any(a is not b for a, b in zip(key[:2], self.key[:2], strict=True))
+            or key[2:] != self.key[2:]
+        ):
             lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
             starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
             position = torch.arange(starts.numel(), device=starts.device) - starts

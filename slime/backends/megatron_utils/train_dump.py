@@ -63,7 +63,9 @@ def _plain_shard(data: dict, data_rank: int) -> dict:
             data_parallel_rank=data_rank,
         )
         samples.append(sample)
-    schedule = {key: data[key] for key in ("partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices")}
+    schedule = {
+        key: data[key] for key in ("partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices")
+    }
     return {"data_parallel_rank": data_rank, "samples": samples, **schedule}
 
 

@@ -39,7 +39,9 @@ class StepRunner:
         self.role = role
         self.loss_function = losses.loss_function_for(args, role)
 
-    def run(self, rollout_id: int, step_id: int, batches: list[MicroBatch], data: dict, global_batch_size: int) -> StepReport:
+    def run(
+        self, rollout_id: int, step_id: int, batches: list[MicroBatch], data: dict, global_batch_size: int
+    ) -> StepReport:
         """Do one step over this rank's micro-batches; all ranks of the model call it together."""
         self._zero_grads()
         hook = self.args.custom_megatron_before_train_step_hook_path

@@ -68,7 +68,9 @@ def random_tokens(lengths, vocab=260, seed=0):
     return [torch.randint(0, vocab, (n,), generator=generator) for n in lengths]
 
 
-def make_shard(args, lengths=(9, 12, 7, 15), responses=(4, 6, 3, 8), micro_batches=None, num_steps=1, seed=0, **columns):
+def make_shard(
+    args, lengths=(9, 12, 7, 15), responses=(4, 6, 3, 8), micro_batches=None, num_steps=1, seed=0, **columns
+):
     """Return a shard as the Data Buffer sends it: GRPO-like rewards, all masks one, one step unless asked otherwise."""
     count = len(lengths)
     tokens = random_tokens(lengths, seed=seed)

@@ -16,7 +16,9 @@ def test_pinned_version_still_has_every_replaced_name():
     from megatron.core.tensor_parallel import random as mcore_random
     from megatron.core.transformer.moe import token_dispatcher
 
-    assert megatron.core.__version__.startswith("0.16"), "check cpu_compat, optimizer_fixes and checkpoint_writer, then move the pin"
+    assert megatron.core.__version__.startswith("0.16"), (
+        "check cpu_compat, optimizer_fixes and checkpoint_writer, then move the pin"
+    )
     assert "_set_cuda_rng_state" in inspect.getsource(mcore_random)
     assert "maybe_move_tensor_to_cpu" in inspect.getsource(token_dispatcher)
     assert "_apply_rotary_pos_emb_thd" in inspect.getsource(rope_utils.apply_rotary_pos_emb)

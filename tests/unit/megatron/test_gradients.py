@@ -90,7 +90,9 @@ def reference_loss(model_dir, shard, flags):
         mask = shard["loss_masks"][i].float()
         ratio = torch.exp(log_probs - log_probs.detach())
         values = -ratio * shard["rewards"][i] * mask
-        total = total + (values.sum() if flags.get("calculate_per_token_loss") else values.sum() / mask.sum().clamp(min=1))
+        total = total + (
+            values.sum() if flags.get("calculate_per_token_loss") else values.sum() / mask.sum().clamp(min=1)
+        )
         tokens += max(int(mask.sum()), 1)
     (total / (tokens if flags.get("calculate_per_token_loss") else len(RESPONSES))).backward()
     return {name: p.grad for name, p in model.named_parameters()}
@@ -138,7 +140,9 @@ def test_siblings_of_one_rollout_count_once(model_dir):
 def test_sft_loss_trains_exactly_the_unmasked_response_tokens(model_dir):
     masks = [torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1])]
     shard = make_shard(None, (9, 7), (4, 3), [[0, 1]], loss_masks=[m.int() for m in masks], global_batch_sizes=[2])
-    flags = dict(loss_type="sft_loss", calculate_per_token_loss=True, compute_advantages_and_returns=False, global_batch_size=2)
+    flags = dict(
+        loss_type="sft_loss", calculate_per_token_loss=True, compute_advantages_and_returns=False, global_batch_size=2
+    )
     _, result = gradient(model_dir, shard, **flags)
     from transformers import AutoModelForCausalLM
 
@@ -151,7 +155,9 @@ def test_sft_loss_trains_exactly_the_unmasked_response_tokens(model_dir):
 
 
 def test_temperature_divides_training_and_old_log_probs(model_dir):
-    _, result = gradient(model_dir, shard_of(CUTS["one_batch"]), rollout_temperature=0.5, use_kl_loss=True, kl_loss_coef=0.1)
+    _, result = gradient(
+        model_dir, shard_of(CUTS["one_batch"]), rollout_temperature=0.5, use_kl_loss=True, kl_loss_coef=0.1
+    )
     assert result["steps"][0]["train/kl_loss"] == pytest.approx(0.0, abs=1e-7)
     assert result["steps"][0]["train/ppo_kl"] == 0
     assert result["rollout"]["rollout/log_probs"] == pytest.approx(result["rollout"]["rollout/ref_log_probs"], abs=1e-6)
@@ -194,7 +200,9 @@ def test_non_finite_numbers_skip_the_step_and_name_the_sample(model_dir, caplog)
 def test_huge_log_ratios_stay_finite(model_dir):
     rollout = [torch.full((n,), -1000.0) for n in RESPONSES]
     rollout[1][0] = float("nan")
-    difference, result = gradient(model_dir, shard_of(CUTS["one_batch"], rollout_log_probs=rollout), use_rollout_logprobs=True)
+    difference, result = gradient(
+        model_dir, shard_of(CUTS["one_batch"], rollout_log_probs=rollout), use_rollout_logprobs=True
+    )
     assert all(bool(torch.isfinite(d).all()) for d in difference.values())
 
 

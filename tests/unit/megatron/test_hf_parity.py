@@ -58,7 +58,9 @@ def test_single_sequence_logits_equal_transformers(pair):
 def test_chosen_rows_are_those_of_the_full_logits(pair):
     _, _, model, _ = pair
     sequences, rows = random_tokens(LENGTHS), torch.tensor([3, 60, 70, 71])
-    torch.testing.assert_close(packed_logits(model, sequences, rows), packed_logits(model, sequences)[rows], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        packed_logits(model, sequences, rows), packed_logits(model, sequences)[rows], atol=1e-5, rtol=0
+    )
 
 
 def test_export_gives_back_the_same_bits(pair):

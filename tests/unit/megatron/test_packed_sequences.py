@@ -49,7 +49,11 @@ def test_bucketed_attention_equals_per_sequence_with_gradients(lengths):
     theirs = one_by_one(*inputs, lengths, layer.scale)
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
     weights = torch.randn(ours.shape, generator=generator)
-    for a, b in zip(torch.autograd.grad((ours * weights).sum(), inputs), torch.autograd.grad((theirs * weights).sum(), inputs), strict=True):
+    for a, b in zip(
+        torch.autograd.grad((ours * weights).sum(), inputs),
+        torch.autograd.grad((theirs * weights).sum(), inputs),
+        strict=True,
+    ):
         torch.testing.assert_close(a, b, atol=2e-6, rtol=0)
 
 
@@ -86,7 +90,9 @@ def test_packed_rope_equals_megatrons_per_sequence_version():
     expected = ours.apply_sliced(x, offsets, freqs, cp_group=group)
     torch.testing.assert_close(ours(x, offsets, freqs, cp_group=group), expected, atol=1e-6, rtol=0)
     other = torch.tensor([0, 32]).int()
-    assert not torch.allclose(ours(x, other, RotaryEmbedding(8, 1.0, use_cpu_initialization=True).forward(32), cp_group=group), expected)
+    assert not torch.allclose(
+        ours(x, other, RotaryEmbedding(8, 1.0, use_cpu_initialization=True).forward(32), cp_group=group), expected
+    )
 
 
 def test_pack_predicts_exactly_the_response_tokens():

@@ -70,7 +70,15 @@ def test_reuse_of_the_training_forward_changes_nothing(model_dir):
 
 def test_reference_switch_is_exact_and_follows_its_interval(model_dir, tmp_path):
     other = make_tiny_model(tmp_path / "ref", init_std=0.1, seed=7)
-    args = train_args(model_dir, use_kl_loss=True, kl_loss_coef=0.1, ref_load=str(other), load=str(model_dir), ref_update_interval=2, lr=1e-2)
+    args = train_args(
+        model_dir,
+        use_kl_loss=True,
+        kl_loss_coef=0.1,
+        ref_load=str(other),
+        load=str(model_dir),
+        ref_update_interval=2,
+        lr=1e-2,
+    )
     actor, _ = start(args)
     before = exported(actor)
     actor.backup.switch("ref")
@@ -89,7 +97,11 @@ def test_reference_switch_is_exact_and_follows_its_interval(model_dir, tmp_path)
 
 @pytest.mark.parametrize(
     "style, expected",
-    [("constant", [1.0, 1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.5, 0.25]), ("cosine", [1.0, 0.853553, 0.5, 0.146447])],
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("cosine", [1.0, 0.853553, 0.5, 0.146447]),
+    ],
 )
 def test_learning_rate_counts_samples_over_the_whole_run(model_dir, style, expected):
     actor, _ = start(train_args(model_dir, lr=1.0, optimizer="sgd", clip_grad=1e-6, lr_decay_style=style))
