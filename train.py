@@ -1,7 +1,7 @@
 """The synchronous loop: generate, train, send the new weights to the engines, again.
 
-    source scripts/models/qwen3-4B.sh
-    python train.py --prompt-data data.jsonl --hf-checkpoint MODEL ${MODEL_ARGS[@]} ...
+source scripts/models/qwen3-4B.sh
+python train.py --prompt-data data.jsonl --hf-checkpoint MODEL ${MODEL_ARGS[@]} ...
 """
 
 from slime.cli import run_command

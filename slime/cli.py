@@ -66,9 +66,13 @@ def main(argv: list[str] | None = None) -> None:
 def _add_quickstart(commands) -> None:
     from slime.quickstart import recipe
 
-    quickstart = commands.add_parser("quickstart", help="the whole loop on this machine: tiny model, SFT, GRPO, evaluation")
+    quickstart = commands.add_parser(
+        "quickstart", help="the whole loop on this machine: tiny model, SFT, GRPO, evaluation"
+    )
     quickstart.add_argument("--seed", type=int, default=0, help="of model, data and sampling (default: 0)")
-    quickstart.add_argument("--num-rollout", type=int, default=recipe.NUM_ROLLOUT, help="GRPO rounds (default: %(default)s)")
+    quickstart.add_argument(
+        "--num-rollout", type=int, default=recipe.NUM_ROLLOUT, help="GRPO rounds (default: %(default)s)"
+    )
     quickstart.add_argument("--output-dir", default="outputs", help="runs are written below it (default: %(default)s)")
     quickstart.set_defaults(run=_run_quickstart)
 

@@ -15,9 +15,20 @@ ROLLOUT_BATCH, SAMPLES_PER_PROMPT = 64, 8
 EVAL_SAMPLES = 2
 
 # The tiny model: Qwen3's layout, 0.43 million parameters.
-MODEL = {"arch": "qwen3", "hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 384, "tied": True}
+MODEL = {
+    "arch": "qwen3",
+    "hidden": 128,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 32,
+    "ffn": 384,
+    "tied": True,
+}
 
-_OPTIMIZER = "--optimizer adam --adam-beta1 0.9 --adam-beta2 0.99 --weight-decay 0 --clip-grad 1.0 --lr-decay-style constant"
+_OPTIMIZER = (
+    "--optimizer adam --adam-beta1 0.9 --adam-beta2 0.99 --weight-decay 0 --clip-grad 1.0 --lr-decay-style constant"
+)
 
 
 def sft_flags(model: Path, data: Path, export: Path, *, seed: int, output_dir: Path, run_name: str) -> list[str]:

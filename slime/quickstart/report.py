@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 from slime.observability.tracking import read_metrics
@@ -23,14 +24,13 @@ def closing_table(root: Path, *, wall_s: float, peak_bytes: int) -> str:
 
 
 def _speed(lines: list[dict], rounds: list[dict]) -> list[str]:
-    def total(name: str) -> float:
-        return sum(line[name] or 0.0 for line in lines if name in line)
+    def middle(name: str) -> float:
+        return statistics.median(line[name] for line in lines if line.get(name) is not None)
 
-    generate_s, train_s = total("perf/generate_wall_time"), total("perf/train_wall_time")
     return [
-        f"rounds {len(rounds)}",
-        f"  generation {total('rollout/response_tokens') / max(generate_s, 1e-9):>8.0f} tokens/s",
-        f"  training   {total('rollout/total_tokens') / max(train_s, 1e-9):>8.0f} tokens/s",
+        f"rounds {len(rounds)}, in the middle one",
+        f"  generation {middle('perf/tokens_per_gpu_per_sec'):>8.0f} response tokens/s",
+        f"  training   {middle('perf/actor_train_tok_per_s'):>8.0f} prompt and response tokens/s",
     ]
 
 

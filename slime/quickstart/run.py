@@ -36,7 +36,10 @@ def run(*, seed: int, num_rollout: int, output_dir: str) -> None:
     with memory:
         print(f"[2/3] SFT warm-up, {recipe.SFT_ROUNDS} rounds: it stops early on purpose", flush=True)
         _train(recipe.sft_flags(model, train_data, sft_model, run_name="sft", **common))
-        print(f"[3/3] GRPO, {num_rollout} rounds of {recipe.ROLLOUT_BATCH} x {recipe.SAMPLES_PER_PROMPT} samples", flush=True)
+        print(
+            f"[3/3] GRPO, {num_rollout} rounds of {recipe.ROLLOUT_BATCH} x {recipe.SAMPLES_PER_PROMPT} samples",
+            flush=True,
+        )
         grpo = recipe.grpo_flags(sft_model, train_data, config, num_rollout=num_rollout, run_name="grpo", **common)
         _train(grpo)
     print(report.closing_table(root, wall_s=time.monotonic() - started, peak_bytes=memory.peak_bytes), flush=True)

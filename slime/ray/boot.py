@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ def connect(args, num_slots: int) -> bool:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
         os.environ.setdefault(name, value)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     logical = {} if args.has_gpu else {"num_gpus": num_slots}
     ray.init(
         num_cpus=num_slots + _EXTRA_CPUS,
@@ -71,6 +74,8 @@ def connect(args, num_slots: int) -> bool:
         **logical,
         **common,
     )
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there
     return True
 
 

@@ -33,9 +33,7 @@ class EngineActor:
         """
         for attempt in range(_PORT_ATTEMPTS):
             port = free_port(host)
-            command = engine_command(
-                self._args, rank=self._rank, host=host, port=port, base_device=self._base_device
-            )
+            command = engine_command(self._args, rank=self._rank, host=host, port=port, base_device=self._base_device)
             self._process = supervise.start(command, self._log_path, env=os.environ.copy())
             url = f"http://{host}:{port}"
             try:

@@ -18,11 +18,12 @@ from slime.utils.misc import Box, load_function
 
 logger = logging.getLogger(__name__)
 
+OBSERVING = ("progress", "check_engines", "dispose")
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 
 
 class RolloutManager:
-    """See the module. ``generate`` and ``eval`` run one at a time; ``progress`` may be called meanwhile."""
+    """See the module. ``generate`` and ``eval`` run one at a time; the methods of ``OBSERVING`` may be called meanwhile."""
 
     def __init__(self, args, slots: Slots, host: str):
         self._args, self._slots, self._host = args, slots, host
@@ -66,7 +67,10 @@ class RolloutManager:
         from slime.rollout.rm_hub.default import choose_reward
 
         args = self._args
-        check_hooks(args)
+        try:
+            check_hooks(args)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(str(error)) from error  # a wrong path is the user's mistake, not a failure of the run
         self._data_source = create_data_source(args)
         if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.custom_generate_function_path:
             note = choose_reward(args, getattr(self._data_source, "dataset", None) or ())
@@ -126,23 +130,27 @@ class RolloutManager:
         if args.load_debug_rollout_data:
             share = args.load_debug_rollout_data_subsample
             return load_rollout_dump(args.load_debug_rollout_data, rollout_id, share), {}
-        try:
-            output = call_rollout_fn(self._rollout_function, args, rollout_id, self._data_source, evaluation=False)
-        except Exception as error:
-            self._explain_dead_engines(error)
-            raise
+        output = call_rollout_fn(self._rollout_function, args, rollout_id, self._data_source, evaluation=False)
         if not output.samples:
-            raise RuntimeError(f"the rollout function {args.rollout_function_path} returned no samples for round {rollout_id}")
+            raise RuntimeError(
+                f"the rollout function {args.rollout_function_path} returned no samples for round {rollout_id}"
+            )
         return output.samples, output.metrics or {}
 
-    def _explain_dead_engines(self, error: Exception) -> None:
-        """Raise a clear error when engines died; otherwise return, so that the original error goes on."""
+    def check_engines(self) -> None:
+        """Called while ``generate`` runs.
+
+        Raises:
+            RuntimeError: engine processes ended; the message holds the end of their logs.
+        """
         dead = self._server.dead_engines() if self._server else []
         if dead:
             raise RuntimeError(
-                f"{len(dead)} of {len(self._server.engine_urls)} rollout engines died: " + "\n".join(dead) + "\nUsual causes: "
+                f"{len(dead)} of {len(self._server.engine_urls)} rollout engines died: "
+                + "\n".join(dead)
+                + "\nUsual causes: "
                 "out of memory (lower --sglang-mem-fraction-static or --rollout-batch-size), or a bad model folder"
-            ) from error
+            )
 
     def _dump(self, name: int | str, samples: list) -> None:
         from slime.observability.debug_dump import save_rollout_dump
@@ -183,11 +191,7 @@ class RolloutManager:
         from slime.observability.rollout_metrics import compute_eval_metrics
 
         args = self._args
-        try:
-            output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
-        except Exception as error:
-            self._explain_dead_engines(error)
-            raise
+        output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
         for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
         self._dump(f"eval_{rollout_id}", for_dump)
         extra = output.metrics or {}
@@ -216,4 +220,3 @@ class RolloutManager:
     def dispose(self) -> None:
         if self._server is not None:
             self._server.stop()
-

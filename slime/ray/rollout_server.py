@@ -24,9 +24,7 @@ class RolloutServer:
         per_engine = args.rollout_num_gpus_per_engine
         actor_class = ray.remote(EngineActor)
         self._engines = [
-            actor_class.options(**slots.options(first, _ENGINE_SHARE)).remote(
-                args, rank, slots.device_ids[first]
-            )
+            actor_class.options(**slots.options(first, _ENGINE_SHARE)).remote(args, rank, slots.device_ids[first])
             for rank, first in enumerate(range(0, args.rollout_num_engines * per_engine, per_engine))
         ]
         self._starting = [engine.start.remote(host) for engine in self._engines]
@@ -51,7 +49,8 @@ class RolloutServer:
         alive = ray.get([engine.is_alive.remote() for engine in self._engines], timeout=60)
         dead = [index for index, is_alive in enumerate(alive) if not is_alive]
         return [
-            f"{self.engine_urls[index]}:\n{ray.get(self._engines[index].log_tail.remote(), timeout=60)}" for index in dead
+            f"{self.engine_urls[index]}:\n{ray.get(self._engines[index].log_tail.remote(), timeout=60)}"
+            for index in dead
         ]
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
 from slime.ray.actor_group import ActorGroup
 from slime.ray.placement_group import create_slots, layout
-from slime.ray.rollout_manager import RolloutManager
+from slime.ray.rollout_manager import OBSERVING, RolloutManager
 from slime.ray.wait import wait_for
 from slime.utils.misc import should_run_periodic_action
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _START_DEADLINE_S = 1200.0
 _STOP_DEADLINE_S = 6.0
+_ENGINE_CHECK_S = 2.0  # a dead engine ends the run this soon, not after every request to it ran out of retries
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Session:
         self._engine_urls: list[str] = []
         self._manager = self._actor = None
         self._report = RoundReport()
+        self._engines_checked_at = 0.0
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
@@ -251,6 +253,9 @@ class Session:
     def _poll_progress(self):
         import ray
 
+        if time.monotonic() - self._engines_checked_at > _ENGINE_CHECK_S:
+            wait_for(self._manager.check_engines.remote(), "the rollout engines", deadline_s=120)
+            self._engines_checked_at = time.monotonic()
         snapshot = ray.get(self._manager.progress.remote(), timeout=60)
         self.console.update(snapshot)
         return {name: phase["done"] for name, phase in snapshot["phases"].items()}
@@ -279,9 +284,9 @@ class _PhaseTimer:
 
 
 def _observable(manager_class: type) -> type:
-    """The manager with ``progress`` and ``dispose`` answering from a thread of their own while ``generate`` runs."""
+    """The manager with the methods of ``OBSERVING`` answering from a thread of their own while ``generate`` runs."""
     import ray
 
     in_own_thread = ray.method(concurrency_group="observe")
-    methods = {name: in_own_thread(getattr(manager_class, name)) for name in ("progress", "dispose")}
+    methods = {name: in_own_thread(getattr(manager_class, name)) for name in OBSERVING}
     return type(manager_class.__name__, (manager_class,), methods | {"__module__": manager_class.__module__})

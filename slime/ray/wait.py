@@ -37,7 +37,11 @@ def wait_for(references, what: str, *, deadline_s: float, on_poll: Callable[[], 
             raise RuntimeError(
                 f"waited {deadline_s:.0f} s for {what} without a sign of life (--stall-timeout); last seen: {evidence}"
             )
-    return [_value(reference, what) for reference in references] if isinstance(references, list) else _value(references, what)
+    return (
+        [_value(reference, what) for reference in references]
+        if isinstance(references, list)
+        else _value(references, what)
+    )
 
 
 def _value(reference, what: str) -> Any:
@@ -49,6 +53,7 @@ def _value(reference, what: str) -> Any:
         cause = error.cause if error.cause is not None else error
         if isinstance(cause, _USER_ERRORS):
             raise ValueError(str(cause)) from error
-        raise RuntimeError(f"{what} failed: {type(cause).__name__}: {cause}") from error
+        name = "" if type(cause) is RuntimeError else f"{type(cause).__name__}: "
+        raise RuntimeError(f"{what} failed: {name}{cause}") from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"{what}: the process died ({error}). Out of memory is the usual cause") from error

@@ -57,7 +57,9 @@ def workspace(tmp_path_factory) -> Workspace:
     from slime.utils.tiny_model import make_tiny_model
 
     root = tmp_path_factory.mktemp("e2e")
-    make_tiny_model(root / "model", arch="qwen3", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, seed=0)
+    make_tiny_model(
+        root / "model", arch="qwen3", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn=128, seed=0
+    )
     return Workspace(root, root / "model", write_rows(root / "data.jsonl", digits_rows(64)))
 
 

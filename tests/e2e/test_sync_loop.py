@@ -31,7 +31,8 @@ def test_quick_start_command_of_the_documents_runs(train, tmp_path):
 
 def test_standard_grpo_command_runs_on_chat_data(train, tmp_path):
     rows = [
-        {"prompt": [{"role": "user", "content": f"What is {index} + 1?"}], "label": str(index + 1)} for index in range(40)
+        {"prompt": [{"role": "user", "content": f"What is {index} + 1?"}], "label": str(index + 1)}
+        for index in range(40)
     ]
     data = write_rows(tmp_path / "chat.jsonl", rows)
     flags = (

@@ -32,7 +32,10 @@ def test_shard_is_the_same_after_packing_pickling_and_unpacking():
 
 def test_only_ragged_columns_of_one_dtype_are_packed():
     packed = pack(make_shard())
-    assert {name for name, value in packed.items() if isinstance(value, PackedColumn)} == {"tokens", "rollout_log_probs"}
+    assert {name for name, value in packed.items() if isinstance(value, PackedColumn)} == {
+        "tokens",
+        "rollout_log_probs",
+    }
 
 
 def test_received_rows_may_be_written_to():

@@ -26,7 +26,11 @@ def read_pid(path):
 
 
 def sleeper(pid_file):
-    return [sys.executable, "-c", f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())); time.sleep(60)"]
+    return [
+        sys.executable,
+        "-c",
+        f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())); time.sleep(60)",
+    ]
 
 
 def test_stop_ends_the_command(tmp_path):
@@ -50,7 +54,9 @@ def test_command_ends_when_its_parent_is_killed(tmp_path):
 
 def test_children_of_an_ended_command_are_ended_too(tmp_path):
     child = sleeper(tmp_path / "pid")
-    process = supervise.start([sys.executable, "-c", f"import subprocess; subprocess.Popen({child!r})"], str(tmp_path / "log"))
+    process = supervise.start(
+        [sys.executable, "-c", f"import subprocess; subprocess.Popen({child!r})"], str(tmp_path / "log")
+    )
     assert process.wait(DEADLINE_S) == 0
     pid_file = tmp_path / "pid"
     if pid_file.exists() and pid_file.read_text():

@@ -1,0 +1,148 @@
+"""What goes wrong ends in one clear error or a counted skip; nothing hangs, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import finish, launch, processes_of
+from tests.e2e.test_sync_loop import SMALL
+
+REWARDS = "tests.e2e.hooks."
+INTERRUPT_DEADLINE_S = 10.0
+
+
+def wait_until(condition, what: str, deadline_s: float = 120.0):
+    give_up_at = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, f"waited {deadline_s} s for {what}"
+        time.sleep(0.1)
+    return value
+
+
+def rounds_in(directory: Path) -> int:
+    path = directory / "metrics.jsonl"
+    return path.read_text().count("perf/round_time") if path.exists() else 0
+
+
+def engine_process(directory: Path) -> psutil.Process | None:
+    """The engine of a run below ``directory``: the process itself, not its supervisor."""
+    for process in processes_of(directory):
+        if "slime.utils.supervise" in process.cmdline() and "slime.engine" in process.cmdline():
+            children = process.children()
+            return children[0] if children else None
+    return None
+
+
+def test_rewards_that_raise_are_counted_and_the_run_goes_on(train):
+    run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "sometimes_fails")
+    assert run.series("rollout/reward_failed") == [4]
+    assert len(run.metrics("train/step")) == 1
+
+
+def test_rewards_that_hang_end_at_their_timeout(train):
+    run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "sometimes_hangs", "--rm-timeout", 1)
+    assert run.series("rollout/reward_failed") == [4]
+
+
+def test_a_round_whose_rewards_all_fail_is_one_error_with_the_cause(train, tmp_path):
+    run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "always_fails", check=False)
+    assert run.status == 1 and "the judge is down" in run.output
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt-data", "/absent/rows.jsonl"], "/absent/rows.jsonl"),
+        (["--custom-rm-path", "tests.e2e.hooks.no_such_function"], "no_such_function"),
+        (["--num-rolout", "3"], "--num-rollout"),
+        (["--global-batch-size", "7"], "--global-batch-size 7"),
+    ],
+)
+def test_mistakes_of_the_user_end_with_status_2_and_name_the_flag(train, flags, message):
+    run = train(*SMALL, "--num-rollout", 1, *flags, check=False)
+    if flags[0] == "--global-batch-size":  # 16 rollouts in steps of 7: allowed, said
+        assert run.status == 0 and message in run.output
+        return
+    assert run.status == 2, run.output[-3000:]
+    assert message in run.output and "Traceback" not in run.output
+
+
+def test_bad_row_names_file_and_line(train, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "a", "label": "1"}\n{"prompt": "b", \n')
+    run = train(*SMALL, "--num-rollout", 1, "--prompt-data", data, check=False)
+    assert run.status == 2 and "rows.jsonl:2" in run.output
+
+
+def test_engine_that_dies_in_a_round_is_one_error_that_names_it(cluster, workspace, tmp_path):
+    flags = [
+        "--hf-checkpoint",
+        workspace.model,
+        "--prompt-data",
+        workspace.data,
+        "--output-dir",
+        tmp_path,
+        "--run-name",
+        "run",
+    ]
+    process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=cluster)
+    wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
+    engine_process(tmp_path).kill()
+    output = finish(process, 150)
+    assert process.returncode == 1
+    assert "died" in output and "engine" in output, output[-3000:]
+    assert not processes_of(tmp_path)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_everything_within_ten_seconds(workspace, tmp_path, signal_number):
+    flags = [
+        "--hf-checkpoint",
+        workspace.model,
+        "--prompt-data",
+        workspace.data,
+        "--output-dir",
+        tmp_path,
+        "--run-name",
+        "run",
+    ]
+    process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
+    try:
+        wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(family) > 6, "Ray, engine and router are running"
+        os.kill(process.pid, signal_number)
+        started = time.monotonic()
+        process.communicate(timeout=INTERRUPT_DEADLINE_S + 5)
+        left = psutil.wait_procs(family, timeout=max(0.1, INTERRUPT_DEADLINE_S - (time.monotonic() - started)))[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 130
+    assert not left, [survivor.cmdline() for survivor in left]
+    assert not processes_of(tmp_path)
+
+
+def test_killed_driver_leaves_no_server_behind(workspace, tmp_path):
+    flags = [
+        "--hf-checkpoint",
+        workspace.model,
+        "--prompt-data",
+        workspace.data,
+        "--output-dir",
+        tmp_path,
+        "--run-name",
+        "run",
+    ]
+    process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
+    wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
+    process.kill()
+    process.communicate(timeout=15)
+    wait_until(lambda: not processes_of(tmp_path), "engine and router to end", 30)
