@@ -23,6 +23,8 @@ class ActorGroup:
             .remote(args, rank, len(slots), host)
             for rank in range(len(slots))
         ]
+        for rank in self._ranks:
+            rank.warm_up.remote()
 
     def begin_init(self, num_rollout: int, load_dir: str | None) -> list:
         """Start building the model on every rank. Returns references; each gives that rank's first rollout id."""

@@ -22,6 +22,13 @@ class TrainActor:
         self._actor = None
         self._weight_sync = None
 
+    def warm_up(self) -> None:
+        """Import what ``init`` needs; runs while engines start and prompts are read."""
+        _quieten_libraries()
+        from slime.backends.megatron_utils import actor
+
+        actor.warm_up()
+
     def reserve_master(self) -> tuple[str, int]:
         """Address and port for the group's rendezvous, held until ``init`` binds it."""
         self._held_port = socket.socket()
@@ -31,7 +38,6 @@ class TrainActor:
 
     def init(self, master_addr: str, master_port: int, num_rollout: int, load_dir: str | None) -> int:
         """Build model and optimizer and load weights. Returns the first rollout id that this rank would train."""
-        _quieten_libraries()
         from slime.backends.megatron_utils.actor import MegatronActor
 
         if self._rank == 0:

@@ -283,3 +283,11 @@ def _iteration_of(directory: str) -> int:
     if match is None:
         raise ValueError(f"checkpoint directory {directory} is not named iter_NNNNNNN")
     return int(match[1])
+
+
+def warm_up() -> None:
+    """Import Megatron and everything that building a model needs, seconds of work, before anything else is known."""
+    from slime.backends.megatron_utils import cpu_compat
+
+    cpu_compat.install()
+    from slime.backends.megatron_utils import checkpoint, model_provider, optimizer, train_step  # noqa: F401
