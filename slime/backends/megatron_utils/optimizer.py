@@ -133,7 +133,8 @@ def build_scheduler(args, optimizer):
         wd_incr_steps=max(num_train_steps(args), 1) * batch,
         wd_incr_style=args.weight_decay_incr_style,
         use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
-        override_opt_param_scheduler=args.override_opt_param_scheduler,
+        # A continued run follows the schedule of its own command line (a longer --num-rollout moves the end of a decay).
+        override_opt_param_scheduler=args.override_opt_param_scheduler or not args.use_checkpoint_opt_param_scheduler,
         wsd_decay_steps=None if args.lr_wsd_decay_iters is None else args.lr_wsd_decay_iters * batch,
         lr_wsd_decay_style=args.lr_wsd_decay_style,
     )

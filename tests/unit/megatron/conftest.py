@@ -1,4 +1,4 @@
-"""One gloo process of world size 1 for all tests of the Megatron backend."""
+"""One gloo process of world size 1 for each test module of the Megatron backend, gone when the module ends."""
 
 import socket
 
@@ -10,7 +10,7 @@ from tests.unit.megatron.megatron_helpers import train_args
 cpu_compat.install()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def single_rank():
     from slime.backends.megatron_utils import initialize
 
