@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 NUM_ROLLOUT = 120
-SFT_ROUNDS = 50
+SFT_ROUNDS = 55
 SFT_BATCH = 128
 ROLLOUT_BATCH, SAMPLES_PER_PROMPT = 64, 8
 EVAL_SAMPLES = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime.ray.observable import observable
 from slime.ray.placement_group import Slots
 from slime.ray.train_actor import TrainActor
 from slime.ray.wait import wait_for
@@ -13,14 +14,14 @@ class ActorGroup:
     """Creates one ``TrainActor`` per slot; every method is the same call on all ranks, with one answer."""
 
     def __init__(self, args, slots: Slots, host: str):
-        import ray
 
         self._args = args
         env = {"env_vars": train_env(args)}
+        actor_class = observable(TrainActor, ("progress",))
         self._ranks = [
-            ray.remote(TrainActor)
-            .options(max_concurrency=1, runtime_env=env, **slots.options(rank, _RANK_SHARE))
-            .remote(args, rank, len(slots), host)
+            actor_class.options(runtime_env=env, **slots.options(rank, _RANK_SHARE)).remote(
+                args, rank, len(slots), host
+            )
             for rank in range(len(slots))
         ]
         for rank in self._ranks:
@@ -34,6 +35,10 @@ class ActorGroup:
     def train(self, rollout_id: int, shards: list) -> list:
         """Start training one round on every rank. Returns references to the ranks' metrics."""
         return [rank.train.remote(rollout_id, shards) for rank in self._ranks]
+
+    def progress(self) -> dict:
+        """Snapshot of the first rank's training; every rank has as many micro-batches."""
+        return wait_for(self._ranks[0].progress.remote(), "the trainer's progress", deadline_s=120)
 
     def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
         """Bring every engine to the current weights, called ``version`` from then on. Returns metrics."""

@@ -17,6 +17,7 @@ from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
 from slime.ray.actor_group import ActorGroup
+from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
 from slime.ray.wait import wait_for
@@ -77,8 +78,6 @@ class Session:
         self._stop()
 
     def _start(self) -> None:
-        import ray
-
         args = self.args
         num_slots, _ = layout(args)
         self.console.begin("starting Ray")
@@ -87,7 +86,7 @@ class Session:
         host = boot.bind_host()
         resumed = checkpoint.latest(args.load)
         self.console.begin("starting engines, reading prompts")
-        manager_class = ray.remote(concurrency_groups={"observe": 1})(_observable(RolloutManager))
+        manager_class = observable(RolloutManager, OBSERVING)
         self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
         if len(actor_slots):
             self._actor = ActorGroup(args, actor_slots, host)
@@ -169,7 +168,7 @@ class Session:
                 self._actor.train(rollout_id, batch),
                 f"training of round {rollout_id}",
                 deadline_s=self.args.stall_timeout,
-                on_poll=lambda: self.console.update({}),
+                on_poll=lambda: self._show(self._actor.progress()),
             )
             wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
         for result in per_rank:
@@ -251,12 +250,13 @@ class Session:
         return _PhaseTimer(self, phase, rollout_id)
 
     def _poll_progress(self):
-        import ray
-
         if time.monotonic() - self._engines_checked_at > _ENGINE_CHECK_S:
             wait_for(self._manager.check_engines.remote(), "the rollout engines", deadline_s=120)
             self._engines_checked_at = time.monotonic()
-        snapshot = ray.get(self._manager.progress.remote(), timeout=60)
+        return self._show(wait_for(self._manager.progress.remote(), "the rollout's progress", deadline_s=120))
+
+    def _show(self, snapshot: dict) -> dict[str, int]:
+        """Show a snapshot; returns what has to change for the run to count as alive."""
         self.console.update(snapshot)
         return {name: phase["done"] for name, phase in snapshot["phases"].items()}
 
@@ -281,12 +281,3 @@ class _PhaseTimer:
         session = self._session
         session._report.seconds[self._phase] = session._report.seconds.get(self._phase, 0.0) + elapsed
         session.totals[self._phase] = session.totals.get(self._phase, 0.0) + elapsed
-
-
-def _observable(manager_class: type) -> type:
-    """The manager with the methods of ``OBSERVING`` answering from a thread of their own while ``generate`` runs."""
-    import ray
-
-    in_own_thread = ray.method(concurrency_group="observe")
-    methods = {name: in_own_thread(getattr(manager_class, name)) for name in OBSERVING}
-    return type(manager_class.__name__, (manager_class,), methods | {"__module__": manager_class.__module__})

@@ -43,8 +43,14 @@ class TrainActor:
         if self._rank == 0:
             self._held_port.close()
         self._args.num_rollout = num_rollout
-        self._actor = MegatronActor(self._args, self._rank, self._world_size, master_addr, master_port)
+        self._actor = MegatronActor(
+            self._args, self._rank, self._world_size, master_addr, master_port, progress=self._progress
+        )
         return self._actor.init(load_dir)
+
+    def progress(self) -> dict:
+        """Snapshot of the training that goes on; called while ``train`` runs."""
+        return self._progress.snapshot()
 
     def train(self, rollout_id: int, shards: list) -> dict[str, dict]:
         """Train on this rank's shard; ``shards`` holds one boxed object reference per data-parallel rank."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
 from slime.utils.misc import load_function
@@ -19,10 +20,21 @@ class MegatronActor:
     Args:
         args: the run's arguments; `num_rollout` is an int by the time of `init`.
         role: actor, or critic.
+        progress: told of every trained micro-batch of this rank, under the phase "train".
     """
 
-    def __init__(self, args, rank: int, world_size: int, master_addr: str, master_port: int, role: str = "actor"):
+    def __init__(
+        self,
+        args,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        role: str = "actor",
+        progress: Progress | None = None,
+    ):
         self.args, self.rank, self.role = args, rank, role
+        self.progress = progress or Progress()
         self._where = (rank, world_size, master_addr, master_port)
         self._timers = Timers()
         self.model: list = []
@@ -64,7 +76,7 @@ class MegatronActor:
         if self.args.num_rollout > 0:
             self.optimizer = optimizer.build_optimizer(self.args, self.model)
             self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
-            self.runner = StepRunner(self.args, self.model, self.optimizer, self.scheduler, self.role)
+            self.runner = StepRunner(self.args, self.model, self.optimizer, self.scheduler, self.role, self.progress)
 
     def _load_actor(self, load_dir: str | None) -> int:
         from slime.backends.megatron_utils import checkpoint
@@ -192,6 +204,7 @@ class MegatronActor:
     def _run_steps(self, rollout_id: int, data: dict, batches) -> dict[int, dict[str, float]]:
         reports, captured = {}, {}
         per_rollout = len(data["num_microbatches"])
+        self.progress.set_total("train", sum(data["num_microbatches"]))
         for step_id, micro_batches in enumerate(batches.steps()):
             size = data["global_batch_sizes"][step_id]
             report = self.runner.run(rollout_id, step_id, micro_batches, data, size)

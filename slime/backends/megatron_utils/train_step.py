@@ -16,6 +16,7 @@ from slime.backends.megatron_utils import metrics as metrics_module
 from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import is_last_stage
 from slime.backends.megatron_utils.model_provider import forward_logits
+from slime.observability.progress import Progress
 from slime.utils import device
 from slime.utils.misc import load_function
 
@@ -34,9 +35,9 @@ class StepReport:
 class StepRunner:
     """Runs the optimizer steps of one model; holds what does not change between them."""
 
-    def __init__(self, args, model: list, optimizer, scheduler, role: str = "actor"):
+    def __init__(self, args, model: list, optimizer, scheduler, role: str, progress: Progress):
         self.args, self.model, self.optimizer, self.scheduler = args, model, optimizer, scheduler
-        self.role = role
+        self.role, self._progress = role, progress
         self.loss_function = losses.loss_function_for(args, role)
 
     def run(
@@ -80,6 +81,7 @@ class StepRunner:
                 tokens = losses.token_count(self.args, batch, data)
                 kept = {"batch": batch, "result": result, "tokens": tokens}
                 result.loss = result.loss.detach()
+                self._progress.add("train", tokens=int(batch.tokens.numel()))
                 return scaled, torch.tensor(tokens, dtype=torch.int, device=output.device), kept
 
             return output, loss_of
