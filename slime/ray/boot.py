@@ -67,6 +67,7 @@ def connect(args, num_slots: int) -> bool:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     logical = {} if args.has_gpu else {"num_gpus": num_slots}
     ray.init(
+        address="local",  # without it Ray joins whatever cluster another run started on this machine
         num_cpus=num_slots + _EXTRA_CPUS,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,

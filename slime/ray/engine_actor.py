@@ -6,7 +6,6 @@ It knows nothing of requests: after ``start`` everybody talks to the server's ad
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 
 from slime.backends.sglang_utils.launch import engine_command
@@ -22,7 +21,7 @@ class EngineActor:
 
     def __init__(self, args, rank: int, base_device: int):
         self._args, self._rank, self._base_device = args, rank, base_device
-        self._process: subprocess.Popen | None = None
+        self._process: supervise.Supervised | None = None
         self._log_path = os.path.join(args.run_dir, "logs", f"engine_{rank}.log")
 
     def start(self, host: str) -> str:
@@ -69,4 +68,4 @@ class EngineActor:
 
     def stop(self) -> None:
         if self._process is not None:
-            supervise.stop(self._process)
+            self._process.stop()

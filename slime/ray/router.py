@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 
@@ -28,7 +27,7 @@ class Router:
     def __init__(self, args, host: str):
         self._args, self.host = args, host
         self.port = 0
-        self._process: subprocess.Popen | None = None
+        self._process: supervise.Supervised | None = None
         self._log_path = os.path.join(args.run_dir, "logs", "router.log")
 
     @property
@@ -95,4 +94,4 @@ class Router:
 
     def stop(self) -> None:
         if self._process is not None:
-            supervise.stop(self._process)
+            self._process.stop()

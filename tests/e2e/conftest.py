@@ -126,9 +126,13 @@ def train(cluster, workspace, tmp_path):
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Processes whose command line names ``directory``: engines, routers and supervisors of runs below it."""
+    """Processes that name ``directory`` or hold a file below it: engines, routers and supervisors write their logs there."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        if any(str(directory) in word for word in process.info["cmdline"] or []):
+        try:
+            words = [*(process.info["cmdline"] or []), *(file.path for file in process.open_files())]
+        except psutil.Error:
+            continue  # it ended while we looked
+        if any(str(directory) in word for word in words):
             found.append(process)
     return found

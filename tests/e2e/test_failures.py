@@ -31,11 +31,11 @@ def rounds_in(directory: Path) -> int:
 
 
 def engine_process(directory: Path) -> psutil.Process | None:
-    """The engine of a run below ``directory``: the process itself, not its supervisor."""
+    """The engine of a run below ``directory``: the server itself, not its supervisor."""
     for process in processes_of(directory):
-        if "slime.utils.supervise" in process.cmdline() and "slime.engine" in process.cmdline():
-            children = process.children()
-            return children[0] if children else None
+        words = process.cmdline()
+        if "slime.engine" in words and "slime.utils.supervise" not in words:
+            return process
     return None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from slime.utils import supervise
 
-DEADLINE_S = 15.0
+DEADLINE_S = 30.0
 
 
 def wait_until(condition, what):
@@ -36,14 +36,27 @@ def sleeper(pid_file):
 def test_stop_ends_the_command(tmp_path):
     process = supervise.start(sleeper(tmp_path / "pid"), str(tmp_path / "log"))
     pid = read_pid(tmp_path / "pid")
-    supervise.stop(process)
+    assert process.pid == pid and process.poll() is None
+    process.stop()
     assert not psutil.pid_exists(pid)
+    assert process.poll() == 128 + 15
+
+
+def test_supervisor_is_no_child_of_ours(tmp_path):
+    """Ray's workers kill their children when they exit; a supervisor killed that way could end nothing."""
+    process = supervise.start(sleeper(tmp_path / "pid"), str(tmp_path / "log"))
+    try:
+        assert not any(
+            "slime.utils.supervise" in child.cmdline() for child in psutil.Process().children(recursive=True)
+        )
+    finally:
+        process.stop()
 
 
 def test_command_ends_when_its_parent_is_killed(tmp_path):
     script = (
         "import sys,time; from slime.utils import supervise;"
-        f"supervise.start({sleeper(tmp_path / 'pid')!r}, {str(tmp_path / 'log')!r}); time.sleep(60)"
+        f"process = supervise.start({sleeper(tmp_path / 'pid')!r}, {str(tmp_path / 'log')!r}); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
     pid = read_pid(tmp_path / "pid")
@@ -57,7 +70,8 @@ def test_children_of_an_ended_command_are_ended_too(tmp_path):
     process = supervise.start(
         [sys.executable, "-c", f"import subprocess; subprocess.Popen({child!r})"], str(tmp_path / "log")
     )
-    assert process.wait(DEADLINE_S) == 0
+    wait_until(lambda: process.poll() is not None, "the command to end")
+    assert process.poll() == 0
     pid_file = tmp_path / "pid"
     if pid_file.exists() and pid_file.read_text():
         wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())), "the grandchild to end")
@@ -67,7 +81,8 @@ def test_children_of_an_ended_command_are_ended_too(tmp_path):
 def test_status_and_output_of_the_command_are_kept(tmp_path, status):
     log = str(tmp_path / "logs" / "log")
     process = supervise.start([sys.executable, "-c", f"print('hello'); raise SystemExit({status})"], log)
-    assert process.wait(DEADLINE_S) == status
+    wait_until(lambda: process.poll() is not None, "the command to end")
+    assert process.poll() == status
     assert supervise.log_tail(log) == "hello"
 
 
