@@ -60,6 +60,7 @@ def connect(args, num_slots: int) -> bool:
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 starves the run as soon as anything else wants the cores
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
