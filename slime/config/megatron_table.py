@@ -75,6 +75,7 @@ TABLE: dict[str, str] = {
 --overlap-param-gather true
 --override-opt_param-scheduler true - override_opt_param_scheduler
 --use-checkpoint-opt_param-scheduler true - use_checkpoint_opt_param_scheduler
+--ckpt-step int None
 --no-load-optim true
 --no-load-rng true
 --no-save-rng true
@@ -310,7 +311,6 @@ TABLE: dict[str, str] = {
 --no-strict-fsdp-dtensor-load false True strict_fsdp_dtensor_load
 """,
     "loading": """
---ckpt-step int None
 --pretrained-checkpoint str None
 --use-checkpoint-args true
 --use-mp-args-from-checkpoint-args true

@@ -272,6 +272,10 @@ def engine_arguments(run: Run) -> None:
         raise UserError(f"--sglang-dp-size {args.sglang_dp_size} needs --sglang-enable-dp-attention")
     for dest, alias in (("dp", "data"), ("pp", "pipeline"), ("ep", "expert"), ("moe_dp", "moe_data")):
         setattr(args, f"sglang_{alias}_parallel_size", getattr(args, f"sglang_{dest}_size"))
+    if args.deterministic_mode and not args.sglang_enable_deterministic_inference:
+        args.sglang_enable_deterministic_inference = True
+        run.given.add("sglang_enable_deterministic_inference")
+        run.notes.append("--deterministic-mode: engines compute each request by itself, which is slower")
     # What the user gave goes to the real servers as it is; their own defaults hold for the rest.
     for prefix in ("sglang", "router"):
         given = {dest for dest in run.given if dest.startswith(f"{prefix}_")} - FRAMEWORK_SERVER_ARGS

@@ -70,7 +70,7 @@ def _ranges(args, given) -> Problems:
     """Numbers in their ranges."""
     positive = (
         "rollout_batch_size n_samples_per_prompt n_samples_per_eval_prompt micro_batch_size max_tokens_per_gpu "
-        "log_probs_max_tokens_per_gpu update_weights_interval eval_interval save_interval ref_update_interval "
+        "log_probs_max_tokens_per_gpu update_weights_interval eval_interval save_interval save_keep_last ref_update_interval "
         "update_weight_buffer_size rollout_num_gpus_per_engine num_gpus_per_node omp_num_threads rm_timeout "
         "async_buffer_size max_turns rollout_max_response_len sglang_server_concurrency eval_max_response_len "
         "num_epoch distributed_timeout_minutes data_pad_size_multiplier rollout_temperature eval_temperature"

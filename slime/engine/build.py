@@ -49,7 +49,9 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     if not tokenizer.is_available:
         logger.warning("no tokenizer in %s: only input_ids are served and text is empty", args.model_path)
     model = Model(config, weights, cache, context_length)
-    generator = Generator(model, cache, tokenizer, args.max_running_requests)
+    generator = Generator(
+        model, cache, tokenizer, args.max_running_requests, one_by_one=args.enable_deterministic_inference
+    )
     scheduler = Scheduler(generator, args.weight_version, on_events)
     updates = WeightUpdates(weights, args.weight_update_timeout_s)
     limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed)

@@ -24,8 +24,11 @@ LOGIT_ROWS = 512
 class Generator:
     """The model with its running requests."""
 
-    def __init__(self, model: Model, cache: KVCache, tokenizer: EngineTokenizer, max_rows: int):
+    def __init__(
+        self, model: Model, cache: KVCache, tokenizer: EngineTokenizer, max_rows: int, one_by_one: bool = False
+    ):
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
+        self.one_by_one = one_by_one  # same shapes for a request whatever else runs, hence the same bits
         self.batch = RunningBatch(max_rows)
 
     def prefill(self, families: list[Family]) -> dict[int, dict]:
@@ -33,6 +36,8 @@ class Generator:
 
         Rows are taken in this order: the first of each family, then the others.
         """
+        if self.one_by_one and len(families) > 1:
+            return {row: reason for family in families for row, reason in self.prefill([family]).items()}
         batch, device = self.batch, self.model.device
         lengths = [sequence_length(family) for family in families]
         padded = np.zeros((len(families), max(lengths)), dtype=np.int64)
@@ -63,9 +68,19 @@ class Generator:
         lengths = batch.length[: batch.size]
         tokens = torch.from_numpy(batch.last_token[: batch.size]).to(device)
         positions = torch.from_numpy(lengths).to(device)
-        hidden = self.model.decode(tokens, positions, int(lengths.max()) + 1)
+        if self.one_by_one:
+            logits = torch.cat([self._decode_alone(row, tokens, positions) for row in range(batch.size)])
+        else:
+            logits = self.model.logits(self.model.decode(tokens, positions, int(lengths.max()) + 1))
         lengths += 1
-        return self._sample(self.model.logits(hidden), 0)
+        return self._sample(logits, 0)
+
+    def _decode_alone(self, row: int, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits [1, V] of one row."""
+        one = slice(row, row + 1)
+        return self.model.logits(
+            self.model.decode(tokens[one], positions[one], int(self.batch.length[row]) + 1, first_row=row)
+        )
 
     def remove(self, rows: list[int]) -> None:
         """Forget rows; the caller has flushed them."""

@@ -57,8 +57,8 @@ class Model:
         sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
         return self._layers(hidden, cos, sin, attend).view(batch, length, -1)
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
-        """Read one token per running row: `tokens` [B] at `positions` [B]; return hidden states [B, E].
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int, first_row: int = 0) -> torch.Tensor:
+        """Read one token per row from `first_row` on: `tokens` [B] at `positions` [B]; return hidden states [B, E].
 
         `longest` is the largest position plus one.
         """
@@ -72,7 +72,8 @@ class Model:
         scale = head_dim**-0.5
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            keys, values = (c[layer][:batch].view(-1, length, head_dim) for c in (self.cache.keys, self.cache.values))
+            caches = (self.cache.keys[layer], self.cache.values[layer])
+            keys, values = (c[first_row : first_row + batch].view(-1, length, head_dim) for c in caches)
             keys.view(-1, head_dim).index_copy_(0, slots, k.reshape(-1, head_dim))
             values.view(-1, head_dim).index_copy_(0, slots, v.reshape(-1, head_dim))
             q = q.reshape(batch * kv_heads, -1, head_dim)  # the G heads of a group share their keys

@@ -33,6 +33,7 @@ class ServerArgs:
     parent_pid: int | None = None
     num_threads: int = 1
     weight_update_timeout_s: float = 300.0
+    enable_deterministic_inference: bool = False
 
     def as_dict(self) -> dict:
         """Return the settings by name, for /server_info."""
@@ -67,6 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=default.weight_update_timeout_s,
         help="deadline of the group rendezvous and of each weight broadcast",
+    )
+    add(
+        "--enable-deterministic-inference",
+        action="store_true",
+        help="every request is computed alone: its tokens and log-probs do not depend on what else runs (slower)",
     )
     return parser
 

@@ -1,8 +1,9 @@
 """The one writer of a run's metrics: `metrics.jsonl`, TensorBoard events and the resolved configuration.
 
 Invariants: only the driver process owns a Tracker; each call of `log` ends in one complete line on disk, so that a
-killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A resumed
-run appends: where a step appears twice, the later line counts. Numbers that JSON cannot hold (nan, inf) become null.
+killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A run that
+continues from a checkpoint moves the lines of the rounds it does again to `metrics.superseded.jsonl`, so that each round
+appears once. Numbers that JSON cannot hold (nan, inf) become null.
 It does not know where metrics come from or what they mean.
 """
 
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
+SUPERSEDED_FILE = "metrics.superseded.jsonl"
 CONFIG_FILE = "config.yaml"
 
 
@@ -48,6 +50,28 @@ class Tracker:
         self._file.flush()
         if self._tensorboard is not None:
             self._tensorboard.log(values, int(step))
+
+    def rewind(self, rollout_id: int, steps_per_rollout: int) -> None:
+        """Round `rollout_id` comes next: set aside the lines of it and of later rounds, which an earlier attempt wrote."""
+        first = {"train/step": rollout_id * steps_per_rollout}
+        path = self.run_dir / METRICS_FILE
+        kept, superseded = [], []
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+                is_later = line["step"] >= first.get(line["step_key"], rollout_id)
+            except (json.JSONDecodeError, KeyError):
+                is_later = True  # cut short by a kill
+            (superseded if is_later else kept).append(text + "\n")
+        if not superseded:
+            return
+        with open(self.run_dir / SUPERSEDED_FILE, "a", encoding="utf-8") as file:
+            file.writelines(superseded)
+        partial = path.with_suffix(".tmp")
+        partial.write_text("".join(kept), encoding="utf-8")
+        self._file.close()
+        os.replace(partial, path)
+        self._file = _open_for_append(path)
 
     def close(self) -> None:
         """Flush and close every sink."""

@@ -70,4 +70,6 @@ def train_env(args) -> dict[str, str]:
     from slime.ray.boot import worker_env
 
     defaults = {"NCCL_CUMEM_ENABLE": "0", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+    if args.deterministic_mode:
+        defaults |= {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return worker_env(args) | defaults | {name: str(value) for name, value in (args.train_env_vars or {}).items()}

@@ -1,7 +1,8 @@
-"""Checkpoints of a run: one directory each, complete or ignored.
+"""Writing checkpoints of a run: one directory each, complete or ignored.
 
-``<save>/iter_0000010/`` holds the trainer's state, ``data_buffer.pt`` and, written last, ``manifest.json``; then
-``latest_checkpointed_iteration.txt`` names it. A directory without a manifest was cut short and is never loaded.
+``begin`` gives a directory ``iter_0000010.partial-<token>`` to write into. ``commit`` brings everything in it to the disk, adds
+``manifest.json``, renames it to ``iter_0000010`` and then names it in ``latest_checkpointed_iteration.txt``. A run killed at any
+point of this leaves the former checkpoint in place and chosen. Which one counts: ``slime/config/checkpoint_dirs.py``.
 """
 
 from __future__ import annotations
@@ -9,76 +10,112 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
+import shutil
 import time
-from dataclasses import dataclass
+import uuid
+
+from slime.config import checkpoint_dirs as dirs
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-LATEST = "latest_checkpointed_iteration.txt"
-_FORMAT = 1
 
+def begin(root: str, rollout_id: int) -> str:
+    """An empty directory for the checkpoint of a round. What earlier attempts at this and earlier rounds left is removed.
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint: ``rollout_id`` is the last round trained into it."""
-
-    directory: str
-    rollout_id: int
-    weight_version: int
-
-
-def directory_of(root: str, rollout_id: int) -> str:
-    return os.path.join(root, f"iter_{rollout_id:07d}")
-
-
-def commit(directory: str, *, rollout_id: int, weight_version: int) -> None:
-    """Declare everything in ``directory`` complete."""
-    _write_atomically(
-        os.path.join(directory, MANIFEST),
-        json.dumps(
-            {
-                "format": _FORMAT,
-                "rollout_id": rollout_id,
-                "weight_version": weight_version,
-                "files": sorted(os.listdir(directory)),
-                "saved_at": time.time(),
-            },
-            indent=1,
-        ),
-    )
-    _write_atomically(os.path.join(os.path.dirname(directory), LATEST), str(rollout_id))
-
-
-def latest(root: str | None) -> Checkpoint | None:
-    """Newest complete checkpoint below ``root``, or ``root`` itself; None when there is none.
-
-    Half-written directories newer than it are named in a warning.
+    The name is new each time, so that a process of a killed run that still writes cannot write into it.
     """
-    if not root or not os.path.isdir(root):
-        return None
-    if os.path.exists(os.path.join(root, MANIFEST)):
-        return _read(root)
-    names = sorted((name for name in os.listdir(root) if re.fullmatch(r"iter_\d{7}", name)), reverse=True)
-    for name in names:
-        directory = os.path.join(root, name)
-        if os.path.exists(os.path.join(directory, MANIFEST)):
-            return _read(directory)
-        logger.warning("%s has no %s: it was cut short and is ignored", directory, MANIFEST)
-    return None
+    os.makedirs(root, exist_ok=True)
+    for leftover, its_round in dirs.cut_short(root).items():
+        if its_round <= rollout_id:
+            shutil.rmtree(leftover)
+    directory = os.path.join(root, f"{dirs.name_of(rollout_id)}.partial-{uuid.uuid4().hex[:8]}")
+    os.mkdir(directory)
+    return directory
 
 
-def _read(directory: str) -> Checkpoint:
-    with open(os.path.join(directory, MANIFEST), encoding="utf-8") as file:
-        manifest = json.load(file)
-    missing = sorted(set(manifest["files"]) - set(os.listdir(directory)))
-    if missing:
-        raise RuntimeError(f"checkpoint {directory} lost files that its {MANIFEST} lists: {missing}")
-    return Checkpoint(directory, manifest["rollout_id"], manifest["weight_version"])
+def commit(partial: str, *, rollout_id: int, keep_last: int | None = None, after: int = 0, **facts) -> str:
+    """Declare everything in ``partial`` complete and drop what ``--save-keep-last`` no longer keeps.
+
+    Args:
+        after: sequence number of the checkpoint that the run continues from.
+        facts: the other fields of ``checkpoint_dirs.Checkpoint``.
+    Returns: the final directory.
+    """
+    root = os.path.dirname(partial)
+    sequence = 1 + max([after, *(item.sequence for item in dirs.all_complete(root))])
+    manifest = {"format": dirs.FORMAT, "rollout_id": rollout_id, "sequence": sequence, **facts}
+    manifest |= {"saved_at": time.time(), "files": _sync_files(partial)}
+    _write(os.path.join(partial, dirs.MANIFEST), json.dumps(manifest, indent=1))
+    _sync_directory(partial)
+    final = os.path.join(root, dirs.name_of(rollout_id))
+    _put_in_place(partial, final, facts["run_id"])
+    _write(os.path.join(root, dirs.TRACKER), str(rollout_id))
+    _sync_directory(root)
+    _remove_old(root, facts["run_id"], keep_last)
+    return final
 
 
-def _write_atomically(path: str, text: str) -> None:
+def _put_in_place(partial: str, final: str, run_id: str) -> None:
+    """Rename; a checkpoint of this run under that name is replaced, anything else keeps existing under another name."""
+    root = os.path.dirname(final)
+    if os.path.lexists(final):
+        earlier = next((item for item in dirs.all_complete(root) if item.directory == final), None)
+        aside = f"{final}.replaced"
+        if earlier is None or earlier.run_id != run_id:
+            aside = f"{final}.earlier-{uuid.uuid4().hex[:8]}"
+            logger.warning("%s is not of this run: kept as %s", final, aside)
+        elif os.path.exists(aside):
+            _delete(aside)
+        os.rename(final, aside)
+    os.rename(partial, final)
+    _sync_directory(root)
+
+
+def _remove_old(root: str, run_id: str, keep_last: int | None) -> None:
+    """Called when the new checkpoint is complete and chosen, so at least that one is always there."""
+    own = [item for item in dirs.all_complete(root) if item.run_id == run_id]
+    for item in own:
+        if item.directory.endswith(".replaced"):
+            _delete(item.directory)
+    if keep_last is not None:
+        current = [item for item in own if not item.directory.endswith(".replaced")]
+        for item in current[:-keep_last]:
+            _delete(item.directory)
+
+
+def _delete(directory: str) -> None:
+    """Remove a checkpoint such that it is never seen half removed."""
+    doomed = f"{directory.removesuffix('.replaced')}.deleting"
+    if os.path.exists(doomed):
+        shutil.rmtree(doomed)
+    os.rename(directory, doomed)
+    shutil.rmtree(doomed)
+
+
+def _sync_files(directory: str) -> dict[str, int]:
+    """Bring all files below a directory to the disk. Returns their sizes by relative path."""
+    sizes = {}
+    for parent, _, names in os.walk(directory):
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                sizes[os.path.relpath(path, directory)] = os.fstat(file.fileno()).st_size
+        if parent != directory:
+            _sync_directory(parent)
+    return sizes
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, text: str) -> None:
+    """Replace a file as a whole."""
     partial = f"{path}.tmp"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

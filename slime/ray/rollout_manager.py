@@ -6,19 +6,22 @@ source and the served model, and knows nothing of Megatron.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import os
+import random
 import time
 from typing import Any
 
 from slime.observability.progress import Progress
 from slime.ray.placement_group import Slots
+from slime.rollout import data_state
 from slime.rollout.base_types import call_rollout_fn, leaves_of
 from slime.utils.misc import Box, load_function
 
 logger = logging.getLogger(__name__)
 
-OBSERVING = ("progress", "check_engines", "dispose")
+# Answered while a round is generated. Saving then is right: groups that are in flight count as not consumed.
+OBSERVING = ("progress", "check_engines", "dispose", "mark_trained", "save")
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 
 
@@ -112,6 +115,8 @@ class RolloutManager:
         """One round of samples. Returns (boxed reference per data-parallel rank, metrics); no boxes under rollout-only."""
         args = self._args
         started = time.monotonic()
+        if args.deterministic_mode:
+            seed_hooks(args.rollout_seed, rollout_id)
         groups, extra = self._groups(rollout_id)
         self._data_source.mark_delivered(groups, rollout_id)
         samples = leaves_of(groups)
@@ -182,9 +187,10 @@ class RolloutManager:
         shards = split_train_data_by_dp(args, train_data, args.data_parallel_size, cp_size=args.context_parallel_size)
         return [Box(ray.put(pack(shard))) for shard in shards]
 
-    def mark_trained(self, rollout_id: int) -> None:
-        """The round's groups reached the weights: the data source may forget them."""
+    def mark_trained(self, rollout_id: int) -> dict[str, float]:
+        """The round's groups reached the weights: the data source may forget them. Returns what became of all prompts."""
         self._data_source.mark_finished(self._trained_by.pop(rollout_id, []))
+        return {f"data/{name}": n for name, n in self._data_source.stats().items() if isinstance(n, int)}
 
     def eval(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every held-out set. Returns metrics."""
@@ -201,22 +207,25 @@ class RolloutManager:
                 return {}
         return compute_eval_metrics(args, output.data, extra)
 
-    def save(self, directory: str) -> None:
-        """Write the Data Buffer's state into a checkpoint directory."""
-        import torch
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Write the Data Buffer's state after round ``rollout_id`` into a checkpoint directory."""
+        data_state.save(self._args, self._data_source, directory, rollout_id)
 
-        torch.save(self._data_source.state_dict(), os.path.join(directory, "data_buffer.pt"))
-
-    def load(self, directory: str) -> None:
-        """Continue from ``save``'s file; a checkpoint without one (plain model weights) starts the data anew."""
-        import torch
-
-        path = os.path.join(directory, "data_buffer.pt")
-        if os.path.exists(path):
-            self._data_source.load_state_dict(torch.load(path, weights_only=True))
-        else:
-            logger.warning("%s holds no data_buffer.pt: prompts start from the beginning", directory)
+    def load(self, directory: str, rollout_id: int) -> None:
+        """Continue from what ``save`` wrote."""
+        data_state.load(self._args, self._data_source, directory, rollout_id)
 
     def dispose(self) -> None:
         if self._server is not None:
             self._server.stop()
+
+
+def seed_hooks(seed: int, rollout_id: int) -> None:
+    """Random numbers of user functions: the same in a round whether or not the run was interrupted before it."""
+    import numpy as np
+    import torch
+
+    mixed = int.from_bytes(hashlib.blake2b(f"{seed} {rollout_id}".encode(), digest_size=4).digest(), "little")
+    random.seed(mixed)
+    np.random.seed(mixed)
+    torch.manual_seed(mixed)

@@ -7,11 +7,10 @@ console. The driver is the only writer of metrics.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import time
 from dataclasses import dataclass, field
 
+from slime.config import checkpoint_dirs
 from slime.observability.console import Console
 from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
@@ -57,6 +56,7 @@ class Session:
         self.totals: dict[str, float] = {}  # seconds and tokens per phase, for the closing table
         self._num_rollout_per_epoch: int | None = None
         self._weight_version = -1
+        self._resumed: checkpoint_dirs.Checkpoint | None = None
         self._engine_urls: list[str] = []
         self._manager = self._actor = None
         self._report = RoundReport()
@@ -84,7 +84,7 @@ class Session:
         boot.connect(args, num_slots)
         actor_slots, rollout_slots = create_slots(args)
         host = boot.bind_host()
-        resumed = checkpoint.latest(args.load)
+        self._resumed = checkpoint_dirs.latest(args.resume_from)
         self.console.begin("starting engines, reading prompts")
         manager_class = observable(RolloutManager, OBSERVING)
         self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
@@ -97,20 +97,28 @@ class Session:
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
         if self._actor is not None:
             self.console.begin("building the trainer")
-            self._init_actor(resumed)
-        if resumed is not None:
-            wait_for(self._manager.load.remote(resumed.directory), "loading the Data Buffer", deadline_s=600)
-            self._weight_version = resumed.weight_version - 1
-        if args.start_rollout_id is not None:
-            self.start_rollout_id = args.start_rollout_id
+            self._init_actor()
+        self._find_first_round()
 
-    def _init_actor(self, resumed: checkpoint.Checkpoint | None) -> None:
-        references = self._actor.begin_init(self.num_rollout, resumed.directory if resumed else None)
+    def _init_actor(self) -> None:
+        references = self._actor.begin_init(self.num_rollout, self.args.resume_from)
         starts = wait_for(references, "the training ranks to start", deadline_s=_START_DEADLINE_S)
         assert len(set(starts)) == 1, f"training ranks disagree about the first round: {starts}"
-        self.start_rollout_id = resumed.rollout_id + 1 if resumed else starts[0]
-        if resumed:
-            self.console.say(f"continuing from {resumed.directory}: next round {self.start_rollout_id}")
+
+    def _find_first_round(self) -> None:
+        """Where the rounds begin: --start-rollout-id, else after the checkpoint, else 0. Versions and prompts go on too."""
+        args, resumed = self.args, self._resumed
+        if resumed is not None:
+            what = "loading the Data Buffer"
+            wait_for(self._manager.load.remote(resumed.directory, resumed.rollout_id), what, deadline_s=600)
+            self._weight_version = resumed.weight_version
+            self.start_rollout_id = resumed.rollout_id + 1
+        if args.start_rollout_id is not None:
+            self.start_rollout_id = args.start_rollout_id
+        if resumed is not None:
+            self.tracker.rewind(self.start_rollout_id, args.num_steps_per_rollout)
+            why = " (--start-rollout-id)" if args.start_rollout_id is not None else ""
+            self.console.say(f"continuing from {resumed.directory}: next is round {self.start_rollout_id}{why}")
 
     def _stop(self) -> None:
         """End everything within seconds: servers first (they hold ports), then actors, then a local Ray."""
@@ -170,11 +178,12 @@ class Session:
                 deadline_s=self.args.stall_timeout,
                 on_poll=lambda: self._show(self._actor.progress()),
             )
-            wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
+            prompts = wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
         for result in per_rank:
             for step, metrics in result.get("steps", {}).items():
                 self._log(metrics, "train/step", step)
             self._log(result.get("rollout", {}), "rollout/step", rollout_id)
+        self._log(prompts, "rollout/step", rollout_id)
 
     def update_weights(self) -> None:
         """Bring every engine to the trainer's weights under the next version; nothing to do without engines or trainer."""
@@ -202,17 +211,25 @@ class Session:
         return metrics
 
     def save(self, rollout_id: int) -> None:
-        """One complete checkpoint: trainer, Data Buffer, manifest last."""
+        """One complete checkpoint: trainer, Data Buffer, export, manifest last."""
+        args = self.args
         with self._timed("save", rollout_id):
-            directory = checkpoint.directory_of(self.args.save, rollout_id)
-            shutil.rmtree(directory, ignore_errors=True)  # a half-written one of an earlier run
-            os.makedirs(directory)
-            if self._actor is not None:
-                self._actor.save(directory)
-            wait_for(self._manager.save.remote(directory), "saving the Data Buffer", deadline_s=600)
-            checkpoint.commit(directory, rollout_id=rollout_id, weight_version=self._weight_version)
-            if self.args.save_hf and self._actor is not None:
-                self._actor.save_hf(self.args.save_hf.format(rollout_id=rollout_id))
+            partial = checkpoint.begin(args.save, rollout_id)
+            self._actor.save(partial)
+            wait_for(self._manager.save.remote(partial, rollout_id), "saving the Data Buffer", deadline_s=600)
+            if args.save_hf:  # before the commit: a run killed in the export does it again
+                self._actor.save_hf(args.save_hf.replace("{rollout_id}", str(rollout_id)))
+            directory = checkpoint.commit(
+                partial,
+                rollout_id=rollout_id,
+                weight_version=self._weight_version,
+                run_id=args.run_id,
+                started_from=args.started_from,
+                precision=args.precision,
+                model=checkpoint_dirs.model_shape(args.model_arch),
+                keep_last=args.save_keep_last,
+                after=self._resumed.sequence if self._resumed else 0,
+            )
         self.console.say(f"saved {directory}")
 
     def end_round(self, rollout_id: int) -> None:
@@ -236,8 +253,11 @@ class Session:
         return should_run_periodic_action(rollout_id, self.args.eval_interval, self._num_rollout_per_epoch)
 
     def save_due(self, rollout_id: int) -> bool:
-        return self.args.save is not None and should_run_periodic_action(
-            rollout_id, self.args.save_interval, self._num_rollout_per_epoch, self.num_rollout
+        """Every ``--save-interval`` rounds, at the end of an epoch, and after the last round."""
+        if self.args.save is None or self._actor is None:
+            return False
+        return rollout_id == self.num_rollout - 1 or should_run_periodic_action(
+            rollout_id, self.args.save_interval, self._num_rollout_per_epoch
         )
 
     def sync_due(self, rollout_id: int) -> bool:

@@ -130,7 +130,8 @@ class RolloutDataSource(DataSource):
         if not leaves or leaves[0].group_index is None:
             return
         row = vars(leaves[0]).get("data_row")
-        entry: dict[str, Any] = {"row": row, "indices": [leaf.index for leaf in leaves]}
+        # One index per sample of the prompt: a finished sample may have become several (fan-out).
+        entry: dict[str, Any] = {"row": row, "indices": [leaves_of(item)[0].index for item in group]}
         if row is None:
             entry["samples"] = encode_group(copy.deepcopy(group))
         self.ledger.hand_out(leaves[0].group_index, entry)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import threading
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
@@ -45,6 +46,7 @@ class DataSourceAdapter(DataSource):
         self.source = source
         self.sample_group_index = 0
         self.sample_index = 0
+        self._lock = threading.RLock()  # a checkpoint may be written while a round asks for samples
 
     def __getattr__(self, name: str) -> Any:
         if name == "source":
@@ -52,6 +54,10 @@ class DataSourceAdapter(DataSource):
         return getattr(self.source, name)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        with self._lock:
+            return self._numbered_groups(num_samples)
+
+    def _numbered_groups(self, num_samples: int) -> list[list[Sample]]:
         found = list(self.source.get_samples(num_samples))
         groups = [item if isinstance(item, list) and _is_group(item) else None for item in found]
         if any(group is None for group in groups):
@@ -96,7 +102,8 @@ class DataSourceAdapter(DataSource):
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         if samples:
-            self._call("add_samples", samples)
+            with self._lock:
+                self._call("add_samples", samples)
 
     def mark_finished(self, samples: list, outcome: str = "trained") -> None:
         self._call("mark_finished", samples, outcome)
@@ -108,19 +115,21 @@ class DataSourceAdapter(DataSource):
         return self._call("stats") or {}
 
     def state_dict(self) -> dict[str, Any]:
-        counters = {"sample_group_index": self.sample_group_index, "sample_index": self.sample_index}
-        return {"adapter": counters, "source": self._call("state_dict")}
+        with self._lock:
+            counters = {"sample_group_index": self.sample_group_index, "sample_index": self.sample_index}
+            return {"adapter": counters, "source": self._call("state_dict")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sample_group_index = state["adapter"]["sample_group_index"]
         self.sample_index = state["adapter"]["sample_index"]
         if state["source"] is not None:
             self._call("load_state_dict", state["source"])
-        else:
+        elif not hasattr(self.source, "load"):
             logger.warning("%s has no state_dict: its position in the data is not restored", type(self.source).__name__)
 
     def save(self, rollout_id: int) -> None:
-        self._call("save", rollout_id)
+        with self._lock:
+            self._call("save", rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
         self._call("load", rollout_id)

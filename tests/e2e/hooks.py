@@ -24,3 +24,11 @@ async def sometimes_hangs(args, sample, **kwargs):
 
 async def always_fails(args, sample, **kwargs):
     raise RuntimeError("the judge is down")
+
+
+def drop_every_fifth_prompt(args, samples, **kwargs):
+    """A filter whose verdict can be told from the prompt."""
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+
+    keep = int(samples[0].label) % 5 != 0
+    return DynamicFilterOutput(keep=keep, reason=None if keep else "fifth")

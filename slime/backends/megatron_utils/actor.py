@@ -39,6 +39,7 @@ class MegatronActor:
         self._timers = Timers()
         self.model: list = []
         self.optimizer = self.scheduler = self.runner = self.backup = None
+        self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ class MegatronActor:
             load_function(args.custom_megatron_init_path)(args)
         self._build()
         start = self._load_actor(load_dir)
-        self._load_reference()
+        self._load_reference(load_dir)
         return start
 
     def _build(self) -> None:
@@ -92,15 +93,17 @@ class MegatronActor:
             self.optimizer.reload_model_params()
         return 0
 
-    def _load_reference(self) -> None:
+    def _load_reference(self, load_dir: str | None) -> None:
+        """Load the reference: the one that --ref-update-interval has put into the checkpoint, else --ref-load."""
         from slime.backends.megatron_utils import checkpoint
 
         if not self.needs_reference:
             return
         self.backup.store("actor")
-        checkpoint.load_weights(
-            self.args, self.model, self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step
-        )
+        source, step = self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step
+        if load_dir is not None and checkpoint.reference_dir(load_dir).is_dir():
+            source, step, self._reference_moved = str(checkpoint.reference_dir(load_dir)), None, True
+        checkpoint.load_weights(self.args, self.model, source, step)
         self.backup.store("ref")
         self.backup.live = "ref"
         self.backup.switch("actor")
@@ -221,6 +224,7 @@ class MegatronActor:
         if interval is not None and "ref" in self.backup.tags() and (rollout_id + 1) % interval == 0:
             with self._timers("ref_model_update"):
                 self.backup.store("ref")
+                self._reference_moved = True
 
     def _dump(self, rollout_id: int, data: dict) -> None:
         if self.args.save_debug_train_data is not None and self._is_last_stage:
@@ -281,6 +285,10 @@ class MegatronActor:
 
         with self._timers("save_model"):
             checkpoint.save(self.args, directory, self.model, self.optimizer, self.scheduler)
+            if self._reference_moved:
+                self.backup.switch("ref")
+                checkpoint.save_weights(str(checkpoint.reference_dir(directory)), self.model)
+                self.backup.switch("actor")
 
     def save_hf(self, directory: str) -> None:
         """Write the model as a Hugging Face folder; all ranks call it."""
@@ -292,7 +300,7 @@ class MegatronActor:
 def _iteration_of(directory: str) -> int:
     import re
 
-    match = re.search(r"iter_(\d+)/?$", directory)
+    match = re.search(r"iter_(\d+)(\.replaced)?/?$", directory)
     if match is None:
         raise ValueError(f"checkpoint directory {directory} is not named iter_NNNNNNN")
     return int(match[1])

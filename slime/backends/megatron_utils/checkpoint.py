@@ -6,6 +6,7 @@ stopped. The directory's commit marker (manifest) is the caller's; so is the cho
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
 from slime.backends.megatron_utils.model_provider import unwrap
 from slime.utils import device
 
+logger = logging.getLogger(__name__)
+
 LATEST = "latest_checkpointed_iteration.txt"
 
 
@@ -24,6 +27,11 @@ def is_megatron_dir(path: str | Path) -> bool:
     """Return whether `path` holds torch_dist weights or names a folder of checkpoints."""
     path = Path(path)
     return (path / LATEST).is_file() or (path / "metadata.json").is_file()
+
+
+def reference_dir(directory: str) -> Path:
+    """Return where a checkpoint keeps the reference model's weights, when they are no longer those of --ref-load."""
+    return Path(directory) / "reference"
 
 
 def is_hf_dir(path: str | Path) -> bool:
@@ -67,6 +75,16 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
         )
 
 
+def save_weights(directory: str, model: list) -> None:
+    """Write the weights in place, alone, into `directory`, which is made."""
+    from megatron.core import dist_checkpointing
+
+    from slime.backends.megatron_utils.checkpoint_writer import InProcessSave
+
+    Path(directory).mkdir(exist_ok=True)
+    dist_checkpointing.save({"model": _model_state(model)}, directory, sharded_strategy=InProcessSave())
+
+
 def save(args, directory: str, model: list, optimizer, scheduler) -> None:
     """Write the trainer's state into `directory`, which exists and is shared by all ranks."""
     from megatron.core import dist_checkpointing
@@ -98,11 +116,22 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
     if with_optimizer:
         optimizer.load_state_dict(loaded["optimizer"])
         optimizer_fixes.unshare_steps(optimizer)
-        scheduler.load_state_dict(loaded["scheduler"])
+        _load_schedule(args, scheduler, loaded["scheduler"])
     elif optimizer is not None:
         optimizer.reload_model_params()
     if not args.no_load_rng and "rng" in loaded:
         _set_rng_state(loaded["rng"])
+
+
+def _load_schedule(args, scheduler, saved: dict) -> None:
+    """Put the schedule to the saved position. Its shape is that of this command line, unless a flag asks for the saved one."""
+    now = scheduler.state_dict()
+    changed = {name: (saved[name], now[name]) for name in now if name != "num_steps" and saved.get(name) != now[name]}
+    scheduler.override_opt_param_scheduler = not args.use_checkpoint_opt_param_scheduler
+    scheduler.load_state_dict(saved)
+    if changed and not args.use_checkpoint_opt_param_scheduler:
+        shown = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in sorted(changed.items()))
+        logger.warning("the learning-rate schedule differs from the checkpoint's, this command's counts: %s", shown)
 
 
 def _sharding_metadata(plain: bool = False) -> dict:

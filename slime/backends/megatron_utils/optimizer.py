@@ -67,6 +67,7 @@ def build_optimizer(args, model: list):
 
     optimizer_fixes.install()
     optimizer = get_megatron_optimizer(optimizer_config(args), model)
+    optimizer_fixes.give_initialisers(optimizer)
     config = get_model_config(model[0])
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads

@@ -1,11 +1,14 @@
-"""Three faults of megatron-core 0.16's DistributedOptimizer with torch's Adam, and their repair.
+"""Faults of megatron-core 0.16's optimizers around checkpoints, and their repair. With torch's Adam:
 
 1. A fresh Adam has no state, so `state_dict()` asserts: `prime` creates it with zeros.
 2. Loading walks the live state, whose "step" is not among the loaded tensors (KeyError): `install` walks what was loaded.
 3. Loading puts one step tensor into every parameter's state; Adam then increments it once per parameter and training
    drifts without a message: `unshare_steps` gives each its own.
 
-All three are no-ops with optimizers that do not have the fault. The resume test compares the second step after loading:
+With SGD:
+4. There is no initialiser of its state, so saving and loading fail: `give_initialisers` adds one.
+
+All are no-ops with optimizers that do not have the fault. The resume test compares the second step after loading:
 the first looks right even with fault 3.
 """
 
@@ -53,6 +56,21 @@ def prime(optimizer) -> None:
                         exp_avg=torch.zeros_like(parameter),
                         exp_avg_sq=torch.zeros_like(parameter),
                     )
+
+
+def give_initialisers(optimizer) -> None:
+    """Let optimizers without Megatron's state initialiser be saved and loaded (fault 4)."""
+    for part in parts(optimizer):
+        if getattr(part, "init_state_fn", prime_sgd) is None:
+            part.init_state_fn = prime_sgd
+
+
+def prime_sgd(inner: torch.optim.Optimizer, config=None) -> None:
+    """Give SGD's parameters the momentum that their first step would start from; nothing without momentum."""
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            if group.get("momentum") and not inner.state[parameter]:
+                inner.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def unshare_steps(optimizer) -> None:

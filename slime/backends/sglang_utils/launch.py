@@ -28,6 +28,8 @@ def _embedded_command(args, *, rank: int, host: str, port: int) -> list[str]:
     ):
         if value is not None:
             command += [flag, str(value)]
+    if args.sglang_enable_deterministic_inference:
+        command.append("--enable-deterministic-inference")
     return command
 
 

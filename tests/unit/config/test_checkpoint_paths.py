@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
+from pathlib import Path
+
 import pytest
 
-from slime.config import UserError, parse_args
-from slime.config.checkpoint_paths import complete_iteration
+from slime.config import UserError, checkpoint_dirs, parse_args
+
+TINY = json.loads((Path(__file__).resolve().parents[2] / "assets/config/tiny-qwen3/config.json").read_text())
 
 
 @pytest.fixture
 def make_checkpoint(tmp_path):
-    def make(name: str = "ckpt", iteration: int = 7, manifest: bool = True) -> str:
-        folder = tmp_path / name
-        (folder / f"iter_{iteration:07d}").mkdir(parents=True)
+    def make(name: str = "ckpt", iteration: int = 7, manifest: bool = True, **changes) -> str:
+        directory = tmp_path / name / f"iter_{iteration:07d}"
+        directory.mkdir(parents=True)
+        (directory / "metadata.json").write_text("{}")
         if manifest:
-            (folder / f"iter_{iteration:07d}" / "manifest.json").write_text("{}")
-        (folder / "latest_checkpointed_iteration.txt").write_text(f"{iteration}\n")
-        return str(folder)
+            fields = {
+                "format": checkpoint_dirs.FORMAT,
+                "rollout_id": iteration,
+                "weight_version": iteration + 1,
+                "run_id": "abc",
+                "sequence": iteration + 1,
+                "started_from": None,
+                "precision": "fp32",
+                "model": checkpoint_dirs.model_shape(TINY),
+                "files": {"metadata.json": 2},
+            }
+            (directory / "manifest.json").write_text(json.dumps(fields | changes))
+        (tmp_path / name / "latest_checkpointed_iteration.txt").write_text(f"{iteration}\n")
+        return str(tmp_path / name)
 
     return make
 
@@ -26,10 +44,45 @@ def said(args, text: str) -> bool:
 
 
 def test_only_a_committed_iteration_is_complete(make_checkpoint, tmp_path):
-    assert complete_iteration(make_checkpoint("whole")) == 7
-    assert complete_iteration(make_checkpoint("half", manifest=False)) is None
-    assert complete_iteration(str(tmp_path / "nowhere")) is None
-    assert complete_iteration(None) is None
+    assert checkpoint_dirs.latest(make_checkpoint("whole")).rollout_id == 7
+    assert checkpoint_dirs.latest(make_checkpoint("half", manifest=False)) is None
+    assert checkpoint_dirs.latest(str(tmp_path / "nowhere")) is None
+    assert checkpoint_dirs.latest(None) is None
+
+
+def test_tracker_decides_and_later_rounds_of_an_older_history_do_not_win(make_checkpoint):
+    make_checkpoint(iteration=20, sequence=4)
+    folder = make_checkpoint(iteration=10, sequence=5)
+    assert checkpoint_dirs.latest(folder).rollout_id == 10
+
+
+def test_without_a_usable_tracker_the_last_one_saved_counts(make_checkpoint, caplog):
+    make_checkpoint(iteration=20, sequence=4)
+    folder = make_checkpoint(iteration=10, sequence=5)
+    (Path(folder) / checkpoint_dirs.TRACKER).write_text("30")
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint_dirs.latest(folder).rollout_id == 10
+    assert "names 30, which is not there" in caplog.text
+
+
+def test_damaged_checkpoint_is_an_error_that_names_the_file(parse, make_checkpoint):
+    folder = make_checkpoint()
+    (Path(folder) / "iter_0000007" / "metadata.json").write_text("{ cut")
+    with pytest.raises(UserError, match="metadata.json has 5 bytes instead of 2.*Remove the directory"):
+        parse("--save", folder)
+
+
+def test_checkpoint_of_another_version_is_an_error(parse, make_checkpoint):
+    with pytest.raises(UserError, match="has format 1, this version reads 2"):
+        parse("--save", make_checkpoint(format=1))
+
+
+def test_checkpoint_of_another_model_or_precision_is_an_error(parse, make_checkpoint):
+    folder = make_checkpoint(model=checkpoint_dirs.model_shape(TINY) | {"hidden_size": 4096})
+    with pytest.raises(UserError, match="another model than --hf-checkpoint .*: hidden_size 4096 there, "):
+        parse("--save", folder)
+    with pytest.raises(UserError, match="trained with --precision fp32, this run has bf16"):
+        parse("--save", make_checkpoint("other"), "--precision", "bf16")
 
 
 def test_without_load_the_model_folder_is_the_start_point(parse):
@@ -48,7 +101,8 @@ def test_interrupted_run_continues_from_save(parse, make_checkpoint):
     args = parse("--save", folder, "--save-interval", "5")
     assert args.load == folder
     assert (args.start_rollout_id, args.finetune, args.no_load_optim) == (None, False, False)
-    assert said(args, f"continuing from iteration 7 in {folder}")
+    assert args.resume_from == f"{folder}/iter_0000007" and args.run_id == "abc"
+    assert said(args, f"continuing from {folder}/iter_0000007") and said(args, "round 8 is next")
 
 
 def test_named_run_continues_from_its_own_folder(parse, make_checkpoint):
@@ -57,9 +111,57 @@ def test_named_run_continues_from_its_own_folder(parse, make_checkpoint):
     assert args.load == args.save == folder
 
 
-def test_half_written_checkpoint_is_ignored(parse, make_checkpoint):
-    folder = make_checkpoint(manifest=False)
-    assert parse("--save", folder).load == parse().load
+def test_named_run_continues_also_when_saving_was_not_asked_for_again(parse, make_checkpoint):
+    folder = make_checkpoint("outputs/first/checkpoints")
+    args = parse("--run-name", "first")
+    assert args.load == args.save == folder and said(args, "the earlier run of this name")
+    assert parse("--run-name", "second").save is None
+
+
+def test_half_written_checkpoint_is_ignored_with_a_warning(parse, make_checkpoint):
+    folder = Path(make_checkpoint())
+    (folder / "iter_0000009.partial-0a1b2c3d").mkdir()
+    args = parse("--save", str(folder))
+    assert args.resume_from == str(folder / "iter_0000007")
+    assert said(args, "iter_0000009.partial-0a1b2c3d was cut short and is ignored")
+    shutil.rmtree(folder / "iter_0000007")
+    args = parse("--save", str(folder))
+    assert args.resume_from is None and args.load == parse().load
+    assert said(args, "iter_0000009.partial-0a1b2c3d was cut short and is ignored")
+
+
+def test_same_command_with_load_starts_and_then_continues(parse, make_checkpoint, make_model):
+    start = make_model("start")
+    command = ("--load", start, "--save", "ckpt", "--no-load-rng", "--use-kl-loss")
+    first = parse(*command)
+    assert first.load == start and first.resume_from is None and first.started_from == start
+    folder = make_checkpoint(started_from=start)
+    again = parse(*command)
+    assert again.resume_from == f"{folder}/iter_0000007" and again.started_from == start
+    assert (again.finetune, again.no_load_optim, again.no_load_rng) == (False, False, False)
+    assert again.ref_load == start  # the initial actor still
+
+
+def test_same_command_that_branches_from_another_run_continues_its_own(parse, make_checkpoint):
+    old = make_checkpoint("old", 3)
+    command = ("--load", old, "--save", "new")
+    first = parse(*command)
+    assert first.resume_from == f"{old}/iter_0000003" and first.started_from == old
+    new = make_checkpoint("new", 9, started_from=old)
+    assert parse(*command).resume_from == f"{new}/iter_0000009"
+
+
+def test_explicit_start_round_is_kept(parse, make_checkpoint):
+    assert parse("--save", make_checkpoint(iteration=5), "--start-rollout-id", "7").start_rollout_id == 7
+
+
+def test_step_chooses_an_earlier_checkpoint(parse, make_checkpoint):
+    make_checkpoint(iteration=3)
+    folder = make_checkpoint(iteration=7)
+    assert parse("--save", folder, "--ckpt-step", "3").resume_from == f"{folder}/iter_0000003"
+    assert parse("--load", folder, "--ckpt-step", "3").resume_from == f"{folder}/iter_0000003"
+    with pytest.raises(UserError, match="--ckpt-step 4: .* holds no complete checkpoint of that round"):
+        parse("--load", folder, "--ckpt-step", "4")
 
 
 def test_no_resume_starts_over_beside_the_old_checkpoints(parse, make_checkpoint):
@@ -77,8 +179,9 @@ def test_load_of_a_checkpoint_is_kept(parse, make_checkpoint):
 
 
 def test_finetune_takes_only_the_weights_of_a_checkpoint(parse, make_checkpoint):
-    args = parse("--load", make_checkpoint(), "--finetune")
+    args = parse("--load", make_checkpoint(), "--finetune", "--precision", "bf16")
     assert (args.no_load_optim, args.no_load_rng, args.start_rollout_id) == (True, True, 0)
+    assert args.resume_from is None and args.run_id != "abc" and said(args, "starting at round 0 from the weights in")
 
 
 def test_save_folder_with_an_earlier_run_is_said(parse, make_checkpoint):
@@ -93,19 +196,32 @@ def test_load_that_will_be_written_later_falls_back(parse, tmp_path):
 
 
 def test_load_of_nothing_is_an_error(parse, tmp_path):
-    with pytest.raises(UserError, match=f"--load {tmp_path / 'nowhere'}: neither a checkpoint"):
+    with pytest.raises(UserError, match=f"--load {tmp_path / 'nowhere'}: neither a Hugging Face folder"):
         parse("--load", "nowhere")
 
 
-def test_foreign_megatron_checkpoint_is_an_error_that_says_what_to_do(parse, make_checkpoint):
-    with pytest.raises(UserError, match="convert a Megatron checkpoint"):
-        parse("--load", make_checkpoint(manifest=False))
+def test_plain_megatron_folder_gives_weights(parse, make_checkpoint):
+    folder = make_checkpoint(manifest=False)
+    args = parse("--load", folder)
+    assert args.load == folder and args.resume_from is None and args.no_load_optim and args.start_rollout_id == 0
+    assert parse("--use-kl-loss", "--ref-load", folder).ref_load == folder
 
 
 def test_save_interval_without_save_uses_the_run_folder(parse, tmp_path):
     args = parse("--save-interval", "5", "--run-name", "first")
     assert args.save == str(tmp_path / "outputs" / "first" / "checkpoints")
     assert said(args, "checkpoints go to")
+    assert parse("--save-hf", "export/{rollout_id}", "--run-name", "first").save == args.save
+
+
+def test_save_without_interval_is_one_checkpoint_at_the_end(parse):
+    args = parse("--save", "ckpt")
+    assert args.save_interval is None and said(args, "one checkpoint, after the last round")
+
+
+def test_number_of_kept_checkpoints_is_checked(parse):
+    with pytest.raises(UserError, match="--save-keep-last 0: must be above 0"):
+        parse("--save", "ckpt", "--save-keep-last", "0")
 
 
 def test_model_folder_is_found_from_load_or_ref_load(make_model, data):

@@ -117,9 +117,10 @@ def test_warmup_as_long_as_the_run_is_refused_for_decaying_schedules(model_dir):
         start(train_args(model_dir, lr_decay_style="linear", lr_warmup_iters=4))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_resumed_run_equals_uninterrupted_run(model_dir, tmp_path, precision):
+@pytest.mark.parametrize("precision, optimizer", [("fp32", "adam"), ("bf16", "adam"), ("fp32", "sgd")])
+def test_resumed_run_equals_uninterrupted_run(model_dir, tmp_path, precision, optimizer):
     flags = dict(lr=1e-2, lr_decay_style="cosine", precision=precision, weight_decay=0.1)
+    flags |= dict(optimizer=optimizer, sgd_momentum=0.9)
     shards = [make_shard(None, micro_batches=[[0, 1], [2, 3]], seed=i) for i in range(4)]
     actor, _ = start(train_args(model_dir, **flags))
     for i in range(2):
@@ -133,6 +134,55 @@ def test_resumed_run_equals_uninterrupted_run(model_dir, tmp_path, precision):
     again = [resumed.train(i, shards[i])["steps"][i] for i in (2, 3)]
     assert again == straight  # to the last bit, also at the second step after loading
     assert resumed.export_checksums() == actor.export_checksums()
+
+
+def test_fb_a13_schedule_is_not_advanced_twice_by_a_resume(model_dir, tmp_path):
+    flags = dict(lr=1.0, optimizer="sgd", clip_grad=1e-6, lr_decay_style="linear", lr_warmup_iters=10, num_rollout=20)
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+    actor, _ = start(train_args(model_dir, **flags))
+    for i in range(4):
+        actor.train(i, shard)
+    directory = tmp_path / "iter_0000003"
+    os.makedirs(directory)
+    actor.save(str(directory))
+    resumed, first = start(train_args(model_dir, **flags), str(directory))
+    assert first == 4
+    expected = [actor.train(i, shard)["steps"][i]["train/lr-pg_0"] for i in (4, 5)]
+    assert [resumed.train(i, shard)["steps"][i]["train/lr-pg_0"] for i in (4, 5)] == expected
+    assert expected == pytest.approx([0.5, 0.6])
+
+
+def test_continuing_for_more_rounds_takes_the_schedule_of_the_new_command(model_dir, tmp_path, caplog):
+    flags = dict(lr=1.0, optimizer="sgd", clip_grad=1e-6, lr_decay_style="linear")
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+    actor, _ = start(train_args(model_dir, **flags, num_rollout=4))
+    for i in range(2):
+        actor.train(i, shard)
+    directory = tmp_path / "iter_0000001"
+    os.makedirs(directory)
+    actor.save(str(directory))
+    longer, _ = start(train_args(model_dir, **flags, num_rollout=8), str(directory))
+    assert longer.train(2, shard)["steps"][2]["train/lr-pg_0"] == pytest.approx(1 - 3 / 8)
+    assert "lr_decay_steps 16 -> 32" in caplog.text
+
+
+def test_moved_reference_survives_a_resume(model_dir, tmp_path):
+    flags = dict(use_kl_loss=True, kl_loss_coef=0.1, load=str(model_dir), ref_update_interval=2, lr=1e-2, num_rollout=8)
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]])
+    actor, _ = start(train_args(model_dir, **flags))
+    directories = [tmp_path / f"iter_000000{i}" for i in range(4)]
+    for i, directory in enumerate(directories):
+        actor.train(i, shard)
+        os.makedirs(directory)
+        actor.save(str(directory))
+    assert not (directories[0] / "reference").exists()  # still the weights of --ref-load
+    straight = [actor.train(i, shard)["steps"][i] for i in (4, 5)]
+    resumed, _ = start(train_args(model_dir, **flags), str(directories[2]))
+    again = [resumed.train(i, shard)["steps"][i] for i in (3, 4, 5)][1:]
+    assert again == straight
+    assert resumed.export_checksums() == actor.export_checksums()
+    other, _ = start(train_args(model_dir, **flags), str(directories[0]))
+    assert other.train(1, shard)["steps"][1]["train/kl_loss"] > again[0]["train/kl_loss"] + 1e-4
 
 
 def test_weights_of_a_megatron_directory_load_alone(model_dir, tmp_path):

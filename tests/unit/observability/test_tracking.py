@@ -118,3 +118,33 @@ def test_tensorboard_folder_follows_environment_then_project(tmp_path, monkeypat
 def test_no_events_are_written_when_tensorboard_is_off(tmp_path):
     Tracker(make_args(tmp_path)).close()
     assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_continued_run_has_each_round_once_and_keeps_what_it_did_before(tmp_path):
+    args = make_args(tmp_path)
+    with Tracker(args) as tracker:
+        for rollout_id in range(4):
+            tracker.log({"a": rollout_id}, "rollout/step", rollout_id)
+            for step in (2 * rollout_id, 2 * rollout_id + 1):
+                tracker.log({"b": step}, "train/step", step)
+            tracker.log({"c": 1}, "eval/step", rollout_id)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"time": 1, "step_k')  # killed while it wrote a line
+    with Tracker(args) as tracker:
+        tracker.rewind(2, steps_per_rollout=2)
+        tracker.rewind(2, steps_per_rollout=2)
+        tracker.log({"a": 20}, "rollout/step", 2)
+    lines = read_metrics(tmp_path / "run")
+    assert [line["a"] for line in lines if "a" in line] == [0, 1, 20]
+    assert [line["b"] for line in lines if "b" in line] == [0, 1, 2, 3]
+    assert len(path.read_text().splitlines()) == len(lines)
+    superseded = (tmp_path / "run" / "metrics.superseded.jsonl").read_text().splitlines()
+    assert len(superseded) == 2 * (1 + 2 + 1) + 1
+
+
+def test_continuing_in_a_new_folder_has_nothing_to_set_aside(tmp_path):
+    with Tracker(make_args(tmp_path)) as tracker:
+        tracker.rewind(5, steps_per_rollout=1)
+        tracker.log({"a": 1}, "rollout/step", 5)
+    assert len(read_metrics(tmp_path / "run")) == 1
+    assert not (tmp_path / "run" / "metrics.superseded.jsonl").exists()

@@ -159,6 +159,49 @@ def test_partial_samples_in_the_buffer_survive_with_their_tokens(args, tmp_path)
     assert found[1].status == Sample.Status.PENDING
 
 
+def test_group_that_became_more_samples_is_served_again_with_one_per_request(args, tmp_path):
+    source = RolloutDataSourceWithBuffer(args())
+    first, second = source.get_samples(1)[0]
+    source.add_samples([[[first, copy.deepcopy(first)], second]])  # finished surplus whose first sample fanned out
+    source.get_samples(1)
+    resumed = RolloutDataSourceWithBuffer(args())
+    resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
+    assert [s.index for s in resumed.get_samples(1)[0]] == [0, 1]
+
+
+def test_state_is_whole_whenever_it_is_taken(args, tmp_path):
+    """Whatever happens between two calls, each prompt of the epoch is settled, buffered, in flight or still to come."""
+    rows, chance = 12, random.Random(3)
+    arguments = args(rows=rows, n_samples_per_prompt=1, rollout_shuffle=True)
+    source, held = RolloutDataSourceWithBuffer(arguments), []
+
+    def act(source):
+        choice = chance.choice(["take", "trained", "filtered", "back", "failed", "restart"])
+        if choice == "take" and len(held) < 6:
+            held.extend(source.get_samples(chance.randint(1, 3)))
+        elif choice == "restart":
+            resumed = RolloutDataSourceWithBuffer(arguments)
+            resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
+            held.clear()
+            return resumed
+        elif held:
+            group = held.pop(chance.randrange(len(held)))
+            if choice == "back":
+                source.add_samples([group])
+            elif choice != "take":
+                source.mark_finished([group], choice)
+        return source
+
+    for _ in range(400):
+        source = act(source)
+        per_prompt = source.stats()["per_prompt"]
+        settled = {row: sum(counts.values()) for row, counts in per_prompt.items()}
+        open_groups = len(source.buffer) + len(source._requeued) + len(source.ledger.in_flight)
+        handed_out = source.epoch_id * rows + source.sample_offset
+        assert sum(settled.values()) + open_groups == handed_out == source.sample_group_index
+        assert max(settled.values(), default=0) <= source.epoch_id + 1
+
+
 def test_another_data_set_is_refused_on_resume(args):
     state = RolloutDataSource(args(rows=4)).state_dict()
     with pytest.raises(ValueError, match="written with 4 prompts.*now gives 5"):

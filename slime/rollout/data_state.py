@@ -1,0 +1,68 @@
+"""The Data Buffer in a checkpoint directory, whatever class it is.
+
+A source with ``state_dict`` is one file of plain values and tensors. A user's class that only has ``save(rollout_id)`` and
+``load(rollout_id)`` is called with ``args.save`` and ``args.load`` set to the checkpoint directory, so that what it writes is
+committed, found and removed together with the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+FILE = "data_buffer.pt"
+
+
+def save(args, source, directory: str, rollout_id: int) -> None:
+    """Write the state of a data source.
+
+    Raises: ValueError when its ``state_dict`` holds what cannot be read back safely.
+    """
+    import torch
+
+    path = os.path.join(directory, FILE)
+    torch.save(source.state_dict(), path)
+    if _is_users(source):
+        try:
+            torch.load(path, weights_only=True)
+        except Exception as error:  # torch has no one type for it
+            raise ValueError(
+                f"--data-source-path {args.data_source_path}: its state_dict must hold numbers, texts, lists, dicts and tensors "
+                f"only; it cannot be read back: {error}"
+            ) from error
+        with _folders(args, directory):
+            source.save(rollout_id)
+
+
+def load(args, source, directory: str, rollout_id: int) -> None:
+    """Restore what `save` wrote; a checkpoint without a Data Buffer starts the prompts from the beginning."""
+    import torch
+
+    path = os.path.join(directory, FILE)
+    if not os.path.exists(path):
+        logger.warning("%s holds no %s: prompts start from the beginning", directory, FILE)
+        return
+    source.load_state_dict(torch.load(path, weights_only=True))
+    if _is_users(source):
+        with _folders(args, directory):
+            source.load(rollout_id)
+
+
+def _is_users(source) -> bool:
+    from slime.rollout.data_source_adapter import DataSourceAdapter
+
+    return isinstance(source, DataSourceAdapter)
+
+
+@contextlib.contextmanager
+def _folders(args, directory: str) -> Iterator[None]:
+    before = args.save, args.load
+    args.save = args.load = directory
+    try:
+        yield
+    finally:
+        args.save, args.load = before

@@ -1,0 +1,174 @@
+"""Killed at any moment and started again with the same command: the run goes on, nothing trained twice, no prompt lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from slime.config import checkpoint_dirs
+from slime.observability.tracking import read_metrics
+from tests.e2e.conftest import Workspace, digits_rows, finish, launch, processes_of, write_rows
+from tests.e2e.test_sync_loop import SMALL
+
+POLL_S = 0.002
+KILL_DEADLINE_S = 240.0
+NUM_ROWS = 40
+
+
+def command(workspace: Workspace, folder: Path, *flags) -> list:
+    base = ["--hf-checkpoint", workspace.model, "--output-dir", folder, "--run-name", "run"]
+    return [*base, *SMALL, *flags]
+
+
+def wait_for(condition, what: str, process):
+    """Poll fast: the moments looked for last milliseconds."""
+    give_up_at = time.monotonic() + KILL_DEADLINE_S
+    while not (value := condition()):
+        if process.poll() is not None:
+            pytest.fail(f"the run ended before {what}:\n{process.communicate()[0][-4000:]}")
+        assert time.monotonic() < give_up_at, f"waited {KILL_DEADLINE_S} s for {what}"
+        time.sleep(POLL_S)
+    return value
+
+
+def rounds_done(folder: Path) -> int:
+    return max((line["step"] + 1 for line in read_metrics(folder / "run") if "perf/round_time" in line), default=0)
+
+
+def worker(name: str) -> psutil.Process:
+    """A Ray actor's process of the cluster that this test session started."""
+    (found,) = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(f"ray::{name}")]
+    return found
+
+
+def engine(folder: Path) -> psutil.Process:
+    (supervisor,) = [p for p in processes_of(folder) if "slime.engine" in p.cmdline() and p.children()]
+    return supervisor.children()[0]
+
+
+def kill_in_a_save(process, folder: Path) -> None:
+    save = folder / "save"
+    start = max([-1, *checkpoint_dirs.cut_short(str(save)).values()])
+    wait_for(lambda: any(r > start for r in checkpoint_dirs.cut_short(str(save)).values()), "a save", process)
+    time.sleep(random.Random(7).uniform(0, 0.05))
+    process.kill()
+
+
+def kill_at_random(find, seed: int):
+    def kill(process, folder: Path) -> None:
+        first = checkpoint_dirs.tracked_round(str(folder / "save")) or 0
+        wait_for(lambda: rounds_done(folder) > first + 1, "another round", process)
+        time.sleep(random.Random(seed).uniform(0, 0.6))
+        find(folder).kill()
+
+    return kill
+
+
+KILLS = (
+    kill_in_a_save,
+    kill_at_random(lambda folder: worker("TrainActor"), 1),
+    kill_at_random(lambda folder: worker("RolloutManager"), 2),
+)
+
+
+def final_state(folder: Path) -> dict:
+    latest = checkpoint_dirs.latest(str(folder / "save"))
+    return torch.load(Path(latest.directory) / "data_buffer.pt", weights_only=True)
+
+
+def check_ledger(state: dict, trained: Counter) -> None:
+    """Each prompt handed out ended once, is buffered or in flight; what was trained is what the rounds' dumps say."""
+    order = list(range(NUM_ROWS))
+    random.Random(state["data_set"]["seed"] + state["epoch_id"]).shuffle(order)
+    handed_out = Counter({row: state["epoch_id"] for row in range(NUM_ROWS)})
+    handed_out.update(order[: state["sample_offset"]])
+    ledger = state["ledger"]
+    ended = Counter({row: sum(outcomes.values()) for row, outcomes in ledger["per_prompt"].items()})
+    still_open = [entry["row"] for entry in ledger["in_flight"].values()]
+    still_open += [group[0]["data_row"] for group in state["buffer"] + state["requeued"]]
+    assert ended + Counter(still_open) == handed_out
+    for row, outcomes in ledger["per_prompt"].items():
+        assert set(outcomes) == {"filtered" if row % 5 == 0 else "trained"}
+    assert Counter({row: outcomes.get("trained", 0) for row, outcomes in ledger["per_prompt"].items()}) == trained
+
+
+def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, workspace, tmp_path):
+    """With filter, over-sampling and partial rollout; killed in a save, in the trainer, in the rollout process."""
+    flags = command(
+        workspace,
+        tmp_path,
+        *("--prompt-data", write_rows(tmp_path / "rows.jsonl", digits_rows(NUM_ROWS)), "--rollout-shuffle"),
+        *("--num-rollout", 16, "--save", tmp_path / "save", "--save-interval", 2, "--save-keep-last", 2),
+        *("--over-sampling-batch-size", 6, "--partial-rollout"),
+        *("--dynamic-sampling-filter-path", "tests.e2e.hooks.drop_every_fifth_prompt"),
+        *("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt"),
+    )
+    resumed_at = []
+    for kill in (*KILLS, None):
+        process = launch(flags, address=cluster)
+        try:
+            if kill is not None:
+                kill(process, tmp_path)
+            output = finish(process, KILL_DEADLINE_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        resumed_at += [int(line.split()[-1]) for line in output.splitlines() if "next is round" in line]
+        assert process.returncode == (0 if kill is None else -signal.SIGKILL if kill is kill_in_a_save else 1), output
+    assert len(resumed_at) in (2, 3) and resumed_at == sorted(resumed_at), resumed_at
+    trained = Counter()
+    for rollout_id in range(16):
+        samples = torch.load(tmp_path / "dump" / f"{rollout_id}.pt", weights_only=True)["samples"]
+        trained.update({int(sample["label"]) for sample in samples})
+    check_ledger(final_state(tmp_path), trained)
+    metrics = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in metrics if line["step_key"] == "train/step"] == list(range(16))
+    versions = [line["rollout/weight_version"] for line in metrics if "rollout/weight_version" in line]
+    assert versions == sorted(versions)
+    saved = sorted(name for name in os.listdir(tmp_path / "save") if name.startswith("iter_"))
+    assert saved == ["iter_0000013", "iter_0000015"]
+
+
+def exports(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / "hf" / name / "model.safetensors").read_bytes() for name in ("3", "5")}
+
+
+def test_deterministic_run_that_was_killed_and_continued_ends_with_the_same_bits(cluster, workspace, tmp_path):
+    """Also when the engines batch differently, and with a reference that moved before the kill."""
+    runs = {}
+    for name, max_running in (("straight", 64), ("killed", 5)):
+        folder = tmp_path / name
+        flags = command(
+            workspace,
+            folder,
+            *("--prompt-data", workspace.data, "--deterministic-mode", "--num-rollout", 6, "--use-kl-loss"),
+            *("--kl-loss-coef", 0.05, "--ref-update-interval", 1, "--global-batch-size", 8),
+            *("--lr-decay-style", "cosine"),
+            *("--save-interval", 2, "--save-hf", folder / "hf" / "{rollout_id}"),
+            *("--sglang-max-running-requests", max_running),
+        )
+        process = launch(flags, address=cluster)
+        if name == "killed":
+            wait_for(lambda: rounds_done(folder) >= 3, "round 2, which comes after a save", process)  # noqa: B023
+            process.kill()
+            process.communicate(timeout=30)
+            process = launch(flags, address=cluster)
+        output = finish(process, KILL_DEADLINE_S)
+        assert process.returncode == 0, output[-4000:]
+        assert ("next is round" in output) == (name == "killed")
+        runs[name] = read_metrics(folder / "run"), exports(folder)
+    (straight, weights), (killed, weights_again) = runs["straight"], runs["killed"]
+    for metric in ("train/grad_norm", "train/kl_loss", "train/lr-pg_0", "rollout/raw_reward", "rollout/log_probs"):
+        series = [[line[metric] for line in lines if metric in line] for lines in (straight, killed)]
+        assert len(series[0]) == (12 if metric.startswith("train/") else 6)
+        assert series[0] == series[1], metric
+    assert max(line["train/kl_loss"] for line in straight if "train/kl_loss" in line) > 0
+    assert weights == weights_again
