@@ -117,8 +117,7 @@ def _continue(run, found: dirs.Checkpoint) -> None:
     folder = os.path.dirname(found.directory)
     args.load, args.resume_from, args.run_id = folder, found.directory, found.run_id
     run.notes.append(
-        f"continuing from {found.directory} (--no-resume starts over): round {found.rollout_id} is trained, "
-        f"round {found.rollout_id + 1} is next"
+        f"continuing from {found.directory}: round {found.rollout_id} is trained (--no-resume starts over)"
     )
     for name in sorted(dirs.cut_short(folder)):
         run.notes.append(f"warning: {name} was cut short and is ignored")

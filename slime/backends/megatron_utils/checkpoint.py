@@ -124,10 +124,9 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
 
 
 def _load_schedule(args, scheduler, saved: dict) -> None:
-    """Put the schedule to the saved position. Its shape is that of this command line, unless a flag asks for the saved one."""
+    """Put the schedule to the saved position; its shape stays (see `build_scheduler`) and differences are said."""
     now = scheduler.state_dict()
     changed = {name: (saved[name], now[name]) for name in now if name != "num_steps" and saved.get(name) != now[name]}
-    scheduler.override_opt_param_scheduler = not args.use_checkpoint_opt_param_scheduler
     scheduler.load_state_dict(saved)
     if changed and not args.use_checkpoint_opt_param_scheduler:
         shown = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in sorted(changed.items()))

@@ -102,7 +102,7 @@ def test_interrupted_run_continues_from_save(parse, make_checkpoint):
     assert args.load == folder
     assert (args.start_rollout_id, args.finetune, args.no_load_optim) == (None, False, False)
     assert args.resume_from == f"{folder}/iter_0000007" and args.run_id == "abc"
-    assert said(args, f"continuing from {folder}/iter_0000007") and said(args, "round 8 is next")
+    assert said(args, f"continuing from {folder}/iter_0000007") and said(args, "round 7 is trained")
 
 
 def test_named_run_continues_from_its_own_folder(parse, make_checkpoint):
@@ -151,7 +151,7 @@ def test_same_command_that_branches_from_another_run_continues_its_own(parse, ma
     assert parse(*command).resume_from == f"{new}/iter_0000009"
 
 
-def test_explicit_start_round_is_kept(parse, make_checkpoint):
+def test_fb_a11_explicit_start_round_is_kept(parse, make_checkpoint):
     assert parse("--save", make_checkpoint(iteration=5), "--start-rollout-id", "7").start_rollout_id == 7
 
 
@@ -207,7 +207,7 @@ def test_plain_megatron_folder_gives_weights(parse, make_checkpoint):
     assert parse("--use-kl-loss", "--ref-load", folder).ref_load == folder
 
 
-def test_save_interval_without_save_uses_the_run_folder(parse, tmp_path):
+def test_fb_o07_save_interval_without_save_uses_the_run_folder(parse, tmp_path):
     args = parse("--save-interval", "5", "--run-name", "first")
     assert args.save == str(tmp_path / "outputs" / "first" / "checkpoints")
     assert said(args, "checkpoints go to")
