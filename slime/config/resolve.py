@@ -204,7 +204,7 @@ def run_folder(run: Run) -> None:
             args.run_dir = os.path.join(args.output_dir, args.run_name)
             run.notes.append(f"--no-resume: an earlier run's folder stays, this one is {args.run_dir}")
         else:
-            run.notes.append(f"{args.run_dir} exists: metrics are added to those of the earlier run")
+            run.notes.append(f"{args.run_dir} exists: metrics of rounds that are done again replace the earlier ones")
     if args.use_tensorboard is None:
         args.use_tensorboard = not args.use_wandb
 

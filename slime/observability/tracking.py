@@ -2,8 +2,8 @@
 
 Invariants: only the driver process owns a Tracker; each call of `log` ends in one complete line on disk, so that a
 killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A run that
-continues from a checkpoint moves the lines of the rounds it does again to `metrics.superseded.jsonl`, so that each round
-appears once. Numbers that JSON cannot hold (nan, inf) become null.
+was interrupted moves the lines of the rounds it does again to `metrics.superseded.jsonl`, so that each round appears
+once. Numbers that JSON cannot hold (nan, inf) become null.
 It does not know where metrics come from or what they mean.
 """
 

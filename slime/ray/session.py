@@ -115,8 +115,9 @@ class Session:
             self.start_rollout_id = resumed.rollout_id + 1
         if args.start_rollout_id is not None:
             self.start_rollout_id = args.start_rollout_id
-        if resumed is not None:
+        if self.num_rollout > 0:
             self.tracker.rewind(self.start_rollout_id, args.num_steps_per_rollout)
+        if resumed is not None:
             why = " (--start-rollout-id)" if args.start_rollout_id is not None else ""
             self.console.say(f"continuing from {resumed.directory}: next is round {self.start_rollout_id}{why}")
 

@@ -216,7 +216,7 @@ class TestRunFolder:
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text("{}")
         again = parse("--run-name", "first")
-        assert again.run_dir == str(folder) and said(again, "metrics are added")
+        assert again.run_dir == str(folder) and said(again, "done again replace")
         fresh = parse("--run-name", "first", "--no-resume", "--save-interval", "2")
         assert fresh.run_dir.startswith(f"{folder}-") and fresh.save == f"{fresh.run_dir}/checkpoints"
 
