@@ -60,9 +60,9 @@ def driver(folder: Path) -> psutil.Process:
 
 
 def kill_in_a_save(process, folder: Path) -> None:
-    save = folder / "save"
-    start = max([-1, *checkpoint_dirs.cut_short(str(save)).values()])
-    wait_for(lambda: any(r > start for r in checkpoint_dirs.cut_short(str(save)).values()), "a save", process, 0.002)
+    save = str(folder / "save")
+    wait_for(lambda: checkpoint_dirs.tracked_round(save) == 1, "the first checkpoint", process)
+    wait_for(lambda: checkpoint_dirs.cut_short(save), "the second save", process, 0.002)
     time.sleep(random.Random(7).uniform(0, 0.05))
     process.kill()
 
@@ -144,7 +144,7 @@ def killed_and_continued(cluster, workspace, tmp_path, kills) -> None:
                 process.kill()
         resumed_at += [int(line.split()[-1]) for line in output.splitlines() if "next is round" in line]
         assert process.returncode in ((0,) if kill is None else (1, -signal.SIGKILL)), output
-    assert len(resumed_at) >= len(kills) - 1 and resumed_at == sorted(resumed_at), resumed_at
+    assert len(resumed_at) == len(kills) and resumed_at == sorted(resumed_at), resumed_at
     trained = Counter()
     for rollout_id in range(16):
         samples = torch.load(tmp_path / "dump" / f"{rollout_id}.pt", weights_only=True)["samples"]
