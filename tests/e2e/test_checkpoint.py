@@ -16,6 +16,7 @@ import torch
 from slime.config import checkpoint_dirs
 from slime.observability.tracking import read_metrics
 from tests.e2e.conftest import Workspace, digits_rows, finish, launch, processes_of, write_rows
+from tests.e2e.test_failures import engine_process
 from tests.e2e.test_sync_loop import SMALL
 
 KILL_DEADLINE_S = 240.0
@@ -47,11 +48,6 @@ def worker(name: str) -> psutil.Process:
     children = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
     (found,) = [p for p in children if "".join(p.cmdline()).startswith(f"ray::{name}")]
     return found
-
-
-def engine(folder: Path) -> psutil.Process:
-    (supervisor,) = [p for p in processes_of(folder) if "slime.engine" in p.cmdline() and p.children()]
-    return supervisor.children()[0]
 
 
 def driver(folder: Path) -> psutil.Process:
@@ -94,7 +90,7 @@ def kill_trainer_in_a_save(process, folder: Path) -> None:
 
 #: What the slow test adds to KILLS: the engine, the driver at no special moment, the trainer while it writes.
 MORE_KILLS = (
-    kill_at_random(engine, 3),
+    kill_at_random(engine_process, 3),
     kill_at_random(driver, 4),
     kill_trainer_in_a_save,
 )
