@@ -11,7 +11,7 @@ from slime.ray.session import Session
 
 
 def train(args) -> None:
-    with Session(args) as run:
+    with Session(args, looks_ahead=True) as run:
         run.update_weights()
         if run.is_eval_only:
             run.evaluate(0)

@@ -171,6 +171,12 @@ def check_switches(args: argparse.Namespace, given: set[str], shape: dict[str, A
     ]
 
 
+def _refuse_mismatch(problems: list[str], folder: str) -> None:
+    """Raise UserError with every mismatch, if there is any."""
+    if problems:
+        raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))
+
+
 def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], folder: str) -> None:
     """Check the architecture flags against config.json and fill the ones that were not given.
 
@@ -178,10 +184,9 @@ def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], fold
     """
     config = args.model_arch
     problems = check_shape(args, given, config)
-    if problems:
-        raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))
     family = text_part(config).get("model_type")
     if family not in MODEL_TYPES:
+        _refuse_mismatch(problems, folder)
         missing = [d for d in ("num_layers", "hidden_size", "num_attention_heads") if getattr(args, d) is None]
         if missing:
             flags = ", ".join(spelling(dest) for dest in missing)
@@ -196,9 +201,7 @@ def fill_shape(args: argparse.Namespace, given: set[str], notes: list[str], fold
     variants = unsupported_variants(config)
     if variants:
         raise UserError(f"{folder}/config.json: " + "; ".join(variants))
-    problems = check_switches(args, given, shape)
-    if problems:
-        raise UserError(f"the model flags do not fit {folder}: " + "; ".join(problems))
+    _refuse_mismatch(problems + check_switches(args, given, shape), folder)
     filled = [dest for dest in shape if dest not in given]
     for dest in filled:
         setattr(args, dest, shape[dest])

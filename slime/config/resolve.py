@@ -185,6 +185,12 @@ def algorithm_values(run: Run) -> None:
         args.balance_data = True
     if args.log_probs_max_tokens_per_gpu is None:
         args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
+    if args.kl_loss_coef != 0 and not args.use_kl_loss:
+        run.notes.append(f"--kl-loss-coef {args.kl_loss_coef} has no effect without --use-kl-loss")
+    if args.max_tokens_per_gpu is not None and not args.use_dynamic_batch_size:
+        run.notes.append(
+            f"--max-tokens-per-gpu {args.max_tokens_per_gpu} has no effect without --use-dynamic-batch-size"
+        )
     if args.get_mismatch_metrics and args.use_rollout_logprobs:
         run.notes.append("--get-mismatch-metrics with --use-rollout-logprobs costs one more forward pass")
 
@@ -195,8 +201,8 @@ def run_folder(run: Run) -> None:
     if args.run_name is None:
         stem = os.path.basename(split_slice(args.prompt_data)[0]) if args.prompt_data else "run"
         args.run_name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.path.splitext(stem)[0]}"
-    if os.path.basename(args.run_name) != args.run_name or args.run_name in (".", ".."):
-        raise UserError(f"--run-name {args.run_name}: a name, not a path (--output-dir gives the folder)")
+    if os.path.basename(args.run_name) != args.run_name or args.run_name in ("", ".", ".."):
+        raise UserError(f"--run-name {args.run_name or '(empty)'}: a name, not a path (--output-dir gives the folder)")
     args.run_dir = os.path.join(args.output_dir, args.run_name)
     if os.path.exists(os.path.join(args.run_dir, "metrics.jsonl")):
         if args.no_resume:
@@ -259,6 +265,8 @@ def evaluation(run: Run) -> None:
         run.assume(
             "eval_interval", None, f"--eval-interval {args.eval_interval} without evaluation data: no evaluation"
         )
+    elif args.eval_datasets and args.eval_interval is None:
+        run.notes.append("evaluation data without --eval-interval: no evaluation")
 
 
 def engine_arguments(run: Run) -> None:

@@ -38,7 +38,7 @@ ROLLOUT = section(
         F("--rollout-all-samples-process-path", "callable that sees all groups, dropped ones included", "hook", src="U"),
         F("--rollout-data-postprocess-path", "trainer side callable after log-probs and advantages", "hook", src="U", owner="slime/backends"),
         F("--rollout-data-transport", "how training data travels to the trainer", default="object-store", choices=("object-store", "nixl"), src="U", owner="slime"),
-        F("--loss-mask-type", "multi-turn mask generator of SFT data", default="qwen", choices=("qwen", "qwen3", "qwen3_5", "distill_qwen"), src="U"),
+        F("--loss-mask-type", "multi-turn mask generator of SFT data", default="qwen", choices=("qwen", "qwen3", "qwen3_5", "distill_qwen", "auto"), src="U"),
         F("--max-turns", "turn budget of multi-turn generation", "int", src="X"),
         F("--rollout-buffer-url", "external trajectory server", src="U"),
         F("--fetch-trajectory-retry-times", "retries against it; -1 endless", "int", -1, src="U"),

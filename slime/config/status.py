@@ -54,8 +54,6 @@ UNBUILT: dict[str, Unbuilt] = {
     **_all("posting through Ray actors is not built yet", "use_distributed_post"),
     "rollout_data_transport": ("the NIXL transport is not built yet", ("nixl",)),
     **_all("the external trajectory server is not built yet", "rollout_buffer_url"),
-    **_all("lazy reading is not built yet", "streaming_data"),
-    **_all("parallel reading of prompts is not built yet: only 0 works", "num_data_workers"),
     **_all("multimodal prompts are not built yet", "multimodal_keys"),
     **_all("clearing optimizer moments is not built yet", "reset_optimizer_states"),
     **_all("the stateless optimizer is not built yet", "use_stateless_adam"),

@@ -7,7 +7,9 @@ shows all problems. It does not see data rows or weights.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +66,14 @@ def drop_noops(args: argparse.Namespace, given: set[str], has_gpu: bool) -> list
 
 
 Problems = Iterator[str]
+
+
+def _finite(args, given) -> Problems:
+    """No number that was given is nan or infinite: both would turn weights into nan later."""
+    for dest in sorted(given):
+        value = getattr(args, dest)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{spelling(dest)} {value}: must be a finite number"
 
 
 def _ranges(args, given) -> Problems:
@@ -216,6 +226,16 @@ def _optimizer(args, given) -> Problems:
         yield f"--recompute-method {args.recompute_method} needs --recompute-granularity full"
 
 
+def _patterns(args, given) -> Problems:
+    """Regular expressions over parameter names."""
+    for dest in ("only_train_params_name_list", "freeze_params_name_list"):
+        for pattern in getattr(args, dest) or ():
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"{spelling(dest)} {pattern}: not a regular expression ({error})"
+
+
 def _files(args, given) -> Problems:
     """Files that must exist before anything starts."""
     if args.prompt_data and args.data_source_path.startswith(DEFAULT_DATA_SOURCE) and not args.load_debug_rollout_data:
@@ -242,11 +262,12 @@ def _data_file(what: str, path: str, rows: str | None) -> Problems:
         yield f"{what} {path}: no such file"
     elif not os.path.isdir(path) and not path.endswith((".jsonl", ".parquet")):
         yield f"{what} {path}: expected a .jsonl or .parquet file"
-    if rows is not None and not all(part.strip().lstrip("-").isdigit() or not part.strip() for part in rows.split(":")):
+    bounds = [] if rows is None else [part.strip().lstrip("-") for part in rows.split(":")]
+    if rows is not None and (len(bounds) != 2 or not all(part.isdigit() or not part for part in bounds)):
         yield f"{what} {path}@[{rows}]: a slice is @[first:last]"
 
 
-CHECKS = (_ranges, _modes, _rollout, _algorithm, _trainer, _optimizer, _files)
+CHECKS = (_finite, _ranges, _modes, _rollout, _algorithm, _trainer, _optimizer, _patterns, _files)
 
 
 def problems(args: argparse.Namespace, given: set[str]) -> list[str]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from slime.engine.model_config import ModelConfig
 from slime.utils.checksum import tensor_checksum
+from slime.utils.weight_file import open_safetensors
 
 TIED_HEAD = "lm_head.weight"
 
@@ -126,7 +126,7 @@ class Weights:
             if problem:
                 raise ValueError(f"{folder}: {problem}")
         for path, names in _by_file(sources, self.layout).items():
-            with safe_open(path, framework="pt") as file:
+            with open_safetensors(path) as file:
                 for name in names:
                     self.view(name).copy_(file.get_tensor(name))
 
@@ -176,7 +176,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise ValueError(f"{folder}: no safetensors file there")
     sources = {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
+        with open_safetensors(path) as file:
             sources.update(dict.fromkeys(file.keys(), path))
     return sources
 
@@ -190,6 +190,6 @@ def _by_file(sources: dict[str, Path], names) -> dict[Path, list[str]]:
 
 def _shapes(sources: dict[str, Path], names) -> Iterator[tuple[str, list[int]]]:
     for path, wanted in _by_file(sources, names).items():
-        with safe_open(path, framework="pt") as file:
+        with open_safetensors(path) as file:
             for name in wanted:
                 yield name, file.get_slice(name).get_shape()

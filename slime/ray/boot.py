@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -25,6 +26,7 @@ _NO_SET_VISIBLE_DEVICES = (
     "ONEAPI_DEVICE_SELECTOR",
 )
 _OBJECT_STORE_BYTES = 1 << 30
+_CONNECT_DEADLINE_S = 10.0
 _EXTRA_CPUS = 4  # manager, driver tasks: processes that hold no slot
 
 
@@ -46,17 +48,31 @@ def connect(args, num_slots: int) -> bool:
     Returns:
         True if a local cluster was started here (and ends with ``ray.shutdown``), False if a running one was joined.
     """
+    address = args.ray_address or os.environ.get("RAY_ADDRESS")
+    if address:
+        _check_reachable(address)
+        _use_own_token()
     import ray
 
     # Ray says at each start that its token authentication is on; that is what we want, and no news.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    address = args.ray_address or os.environ.get("RAY_ADDRESS")
     common = {"runtime_env": {"env_vars": worker_env(args)}, "logging_level": logging.WARNING, "log_to_driver": True}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     if address:
         ray.init(address=address, **common)
         logger.info("joined the Ray cluster at %s", address)
-        return False
-    # The local head: no telemetry, no idle workers started ahead, nothing on the network.
+    else:
+        try:
+            ray.init(**_local_head(args, num_slots), **common)
+        except Exception as error:  # Ray raises the base class itself
+            raise RuntimeError(f"Ray could not be started on this machine: {error}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there
+    return not address
+
+
+def _local_head(args, num_slots: int) -> dict:
+    """Options of the head node on this machine: no telemetry, no idle workers started ahead."""
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
@@ -65,20 +81,41 @@ def connect(args, num_slots: int) -> bool:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
         os.environ.setdefault(name, value)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    logical = {} if args.has_gpu else {"num_gpus": num_slots}
-    ray.init(
-        address="local",  # without it Ray joins whatever cluster another run started on this machine
-        num_cpus=num_slots + _EXTRA_CPUS,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        **logical,
-        **common,
-    )
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray puts its own handler there
-    return True
+    return {
+        "address": "local",  # without it Ray joins whatever cluster another run or `ray start` left on this machine
+        "num_cpus": num_slots + _EXTRA_CPUS,
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "_node_ip_address": "127.0.0.1",
+    } | ({} if args.has_gpu else {"num_gpus": num_slots})
+
+
+def _check_reachable(address: str) -> None:
+    """Fail within seconds where Ray would try for minutes.
+
+    Raises: RuntimeError when nobody listens at `host:port` (other forms, such as `auto`, are left to Ray).
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_DEADLINE_S).close()
+    except OSError as error:
+        raise RuntimeError(
+            f"no Ray cluster answers at {address} (--ray-address or RAY_ADDRESS): {error}; start one with ray start, or "
+            "unset it to use this machine alone"
+        ) from None
+
+
+def _use_own_token() -> None:
+    """Show a cluster this user's token, if there is one.
+
+    `ray start` asks for it as soon as a token file exists (any local run leaves one), but `ray.init` with an address does
+    not send it unless told. A cluster without authentication ignores it.
+    """
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH", os.path.expanduser("~/.ray/auth_token"))
+    if "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(path):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def bind_host() -> str:

@@ -48,10 +48,19 @@ class RoundReport:
 
 
 class Session:
-    """Context manager of one run. Leaving it, for whatever reason, ends every process that it started."""
+    """Context manager of one run. Leaving it, for whatever reason, ends every process that it started.
 
-    def __init__(self, args):
+    Args:
+        looks_ahead: the loop generates rounds before the earlier ones are trained.
+    """
+
+    def __init__(self, args, looks_ahead: bool = False):
         self.args = args
+        if args.async_buffer_size > 1 and not looks_ahead:
+            args.start_notes.append(
+                f"--async-buffer-size {args.async_buffer_size} has no effect in this loop, which generates and trains in "
+                "turn; train_async.py looks ahead"
+            )
         self.num_rollout = self.start_rollout_id = 0
         self.totals: dict[str, float] = {}  # seconds and tokens per phase, for the closing table
         self._num_rollout_per_epoch: int | None = None
@@ -82,6 +91,7 @@ class Session:
         num_slots, _ = layout(args)
         self.console.begin("starting Ray")
         boot.connect(args, num_slots)
+
         actor_slots, rollout_slots = create_slots(args)
         host = boot.bind_host()
         self._resumed = checkpoint_dirs.latest(args.resume_from)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from slime.rollout.prompt_format import uses_list_generate
 from slime.utils.data import PromptSet, RowFormat
 from slime.utils.types import Sample
 
+logger = logging.getLogger(__name__)
+
 _prompt_sets: dict[str, PromptSet] = {}
 
 
@@ -26,11 +29,16 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
     if args.group_rm:
         raise ValueError("--group-rm is not supported in evaluation; give the data sets their own reward")
     state = GenerateState(args)
+    state.counters["eval_reward_failed"] = 0
     state.progress.set_total("eval", None)
     results = await generation.gather_or_cancel(
         [eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets]
     )
-    return RolloutFnEvalOutput(data={name: result for part in results for name, result in part.items()})
+    data = {name: result for part in results for name, result in part.items()}
+    num_failed = state.counters["eval_reward_failed"]
+    if num_failed:
+        logger.warning("evaluation at round %d: %d rewards failed and count as 0", rollout_id, num_failed)
+    return RolloutFnEvalOutput(data=data, metrics={"eval/reward_failed": num_failed} if num_failed else {})
 
 
 async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dict[str, dict[str, Any]]:

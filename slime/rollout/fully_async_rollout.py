@@ -21,7 +21,7 @@ from slime.rollout.data_source_adapter import as_data_source
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
 from slime.rollout.generate_state import GenerateState, num_engines
 from slime.rollout.request import PROMPT_TOO_LONG
-from slime.rollout.round_end import check_not_all_failed, first_index, is_aborted, prepare_for_buffer, run_round_hooks
+from slime.rollout.round_end import check_rewards, first_index, is_aborted, prepare_for_buffer, run_round_hooks
 from slime.utils.async_utils import get_background_loop, run
 from slime.utils.misc import load_hook
 
@@ -162,7 +162,7 @@ class AsyncRolloutWorker:
                     "round %d: %d of %d groups, %d in flight", rollout_id, len(kept), target, len(self.in_flight)
                 )
         kept.sort(key=first_index)
-        check_not_all_failed(state, kept, rollout_id)
+        check_rewards(state, kept, rollout_id)
         self.data_source.mark_delivered(kept, rollout_id)
         run_round_hooks(args, kept, sorted(all_groups, key=first_index), self.data_source)
         return RolloutFnTrainOutput(samples=kept, metrics=drops.collect() | self._metrics(state))

@@ -20,6 +20,8 @@ from slime.utils.async_utils import get_background_loop
 from slime.utils.http_utils import init_http_client
 from slime.utils.processing_utils import load_processor, load_tokenizer
 
+NUM_PLAIN_REWARDS = 32  # plain (not async) reward functions that run at the same time
+
 _lock = threading.RLock()
 _states: dict[tuple[int, int], GenerateState] = {}
 
@@ -73,6 +75,7 @@ class GenerateState(metaclass=_OnePerLoop):
                 shared = _shared[id(args)] = _PerArgs(args)
         self.tokenizer, self.processor, self.progress = shared.tokenizer, shared.processor, shared.progress
         self.semaphore = asyncio.Semaphore(max(1, args.sglang_server_concurrency * num_engines(args)))
+        self.plain_rewards = asyncio.Semaphore(NUM_PLAIN_REWARDS)
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0

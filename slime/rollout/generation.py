@@ -165,12 +165,17 @@ async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = next((t for t in tasks if t.done() and not t.cancelled() and t.exception() is not None), None)
         if failed is not None:
-            raise failed.exception()
+            raise _as_failure(failed.exception())
         return [task.result() for task in tasks]
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """`sys.exit` in a user's function is a failure of the run, not the end of this process."""
+    return RuntimeError(f"a generate function raised {error!r}") if isinstance(error, SystemExit) else error
 
 
 def _mask_earlier_tokens(args, sample: Sample) -> None:

@@ -7,7 +7,7 @@ Invariant: after `check_hooks` each hook flag that named a `file.py` names `/abs
 from __future__ import annotations
 
 from slime.utils.hook_forms import generate_form
-from slime.utils.misc import hook_attribute_path, load_hook
+from slime.utils.misc import load_hook, spell_out_hooks
 
 HOOK_OPTIONS = (
     "rollout_function_path",
@@ -33,13 +33,6 @@ def check_hooks(args) -> None:
     Raises:
         ImportError, AttributeError, ValueError: names the flag, the path, and what was found instead.
     """
-    for option in HOOK_OPTIONS:
-        value = getattr(args, option)
-        if not value:
-            continue
-        if isinstance(value, list):
-            setattr(args, option, [hook_attribute_path(path, option) for path in value])
-        else:
-            setattr(args, option, hook_attribute_path(value, option))
+    spell_out_hooks(args, HOOK_OPTIONS)
     if args.custom_generate_function_path:
         generate_form(load_hook(args.custom_generate_function_path, "custom_generate_function_path"))

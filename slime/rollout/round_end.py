@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
 from slime.rollout.generate_state import GenerateState
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
 
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 
@@ -45,9 +48,15 @@ def prepare_for_buffer(args, group: list, rollout_id: int) -> list:
     return firsts
 
 
-def check_not_all_failed(state: GenerateState, kept: list[list], rollout_id: int) -> None:
-    """RuntimeError with the first traceback when no sample of the round got a reward."""
+def check_rewards(state: GenerateState, kept: list[list], rollout_id: int) -> None:
+    """Say how many rewards failed; RuntimeError with the first traceback when no sample of the round got one."""
     leaves = leaves_of(kept)
+    if num_failed := state.counters["reward_failed"]:
+        logger.warning(
+            "round %d: %d rewards failed; their samples are out of the loss (rollout/reward_failed)",
+            rollout_id,
+            num_failed,
+        )
     if state.first_failure and all(leaf.metadata.get("reward_error") for leaf in leaves):
         raise RuntimeError(
             f"round {rollout_id}: the reward of all {len(leaves)} samples failed; the first one:\n{state.first_failure}"

@@ -8,19 +8,22 @@ computed are cancelled and the sample stays unscored. Knows `rm_hub` as two func
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slime.observability.trace_utils import trace_span
 from slime.rollout.generate_state import GenerateState
-from slime.utils.hook_forms import reward_form
+from slime.utils.hook_forms import is_plain, reward_form
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
+
+NUM_LOGGED_FAILURES = 3  # per round; the rest is counted
 
 
 class RewardAborted(Exception):
@@ -44,7 +47,7 @@ async def score_group(args, samples: list[Sample], evaluation: bool = False) -> 
 
     with trace_span(samples, "group_reward_model"):
         try:
-            rewards = await _bounded(args, batched_async_rm(args, samples), evaluation)
+            rewards = await _bounded(args, samples, lambda: batched_async_rm(args, samples), evaluation)
             if len(rewards) != len(samples):
                 raise ValueError(f"the batch reward returned {len(rewards)} rewards for {len(samples)} samples")
         except RewardAborted:
@@ -60,7 +63,7 @@ async def _score_one(args, sample: Sample, evaluation: bool) -> None:
 
     with trace_span(sample, "reward_model"):
         try:
-            reward = await _bounded(args, async_rm(args, sample), evaluation)
+            reward = await _bounded(args, [sample], lambda: async_rm(args, sample), evaluation)
         except RewardAborted:
             return
         except Exception as error:
@@ -74,26 +77,41 @@ def _wants_batch(args, samples: list[Sample]) -> bool:
     return reward_form(load_hook(args.custom_rm_path, "custom_rm_path")) != "single"
 
 
-async def _bounded(args, call: Awaitable, evaluation: bool) -> Any:
-    """Await a reward for at most --rm-timeout seconds; give up at once when a training round is aborted."""
+async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], evaluation: bool) -> Any:
+    """Await a reward for at most --rm-timeout seconds; give up at once when a training round is aborted.
+
+    Plain functions take turns, and their time counts from when it is their turn.
+    """
     state = GenerateState(args)
-    task = asyncio.ensure_future(call)
-    if not evaluation:
-        state.reward_tasks.add(task)
-    try:
-        await asyncio.wait({task}, timeout=args.rm_timeout)
-    finally:
-        state.reward_tasks.discard(task)
-        if not task.done():
-            task.cancel()
+    async with state.plain_rewards if _is_plain(args, samples) else contextlib.nullcontext():
+        if state.aborted and not evaluation:
+            raise RewardAborted
+        task = asyncio.ensure_future(call())
+        if not evaluation:
+            state.reward_tasks.add(task)
+        try:
+            await asyncio.wait({task}, timeout=args.rm_timeout)
+        finally:
+            state.reward_tasks.discard(task)
+            if not task.done():
+                task.cancel()
     if not task.done():
         raise TimeoutError(f"no reward within --rm-timeout {args.rm_timeout} s")
     if task.cancelled():
         raise RewardAborted
+    if isinstance(task.exception(), SystemExit):
+        raise RuntimeError(f"the reward function raised {task.exception()!r}")
     return task.result()
 
 
+def _is_plain(args, samples: list[Sample]) -> bool:
+    """Whether a user's function that is not async scores these samples."""
+    paths = {sample.custom_rm_path or args.custom_rm_path for sample in samples}
+    return any(path and is_plain(load_hook(path, "custom_rm_path")) for path in paths)
+
+
 def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:
+    reward = _plain_number(reward)
     error = reward if isinstance(reward, Exception) else _reward_problem(args, reward, evaluation)
     if error is None:
         sample.reward = reward
@@ -111,9 +129,22 @@ def _reward_problem(args, reward: Any, evaluation: bool) -> Exception | None:
         value = reward[key]
     if value is None:
         return ValueError("the reward function returned None")
-    if isinstance(value, float) and not math.isfinite(value):
-        return ValueError(f"the reward is {value}")
-    return None
+    if isinstance(value, dict) or args.custom_reward_post_process_path:
+        return None
+    try:
+        return None if math.isfinite(value) else ValueError(f"the reward is {value}")
+    except (TypeError, OverflowError):
+        return ValueError(f"the reward is no number: {value!r:.200}")
+
+
+def _plain_number(reward: Any) -> Any:
+    """Scalars of numpy and torch as Python numbers, so that dumps and metrics hold plain values."""
+    if isinstance(reward, dict):
+        return {name: _plain_number(value) for name, value in reward.items()}
+    is_scalar = (
+        hasattr(reward, "item") and getattr(reward, "size", None) is not None and not getattr(reward, "shape", ())
+    )
+    return reward.item() if is_scalar else reward
 
 
 def mark_reward_failed(args, sample: Sample, error: Exception, evaluation: bool = False) -> None:
@@ -124,9 +155,13 @@ def mark_reward_failed(args, sample: Sample, error: Exception, evaluation: bool 
     sample.reward = {key: 0.0} if key else 0.0
     sample.remove_sample = True
     sample.metadata["reward_error"] = f"{type(error).__name__}: {error}"
-    logger.warning("reward of sample %s failed: %s: %s", sample.index, type(error).__name__, error)
+    counter = "eval_reward_failed" if evaluation else "reward_failed"
+    state.counters[counter] += 1
+    if state.counters[counter] <= NUM_LOGGED_FAILURES:
+        logger.warning("reward of sample %s failed: %s: %s", sample.index, type(error).__name__, error)
+    elif state.counters[counter] == NUM_LOGGED_FAILURES + 1:
+        logger.warning("more rewards failed: counted from here on")
     if not evaluation:
-        state.counters["reward_failed"] += 1
         if state.first_failure is None:
             state.first_failure = "".join(traceback.format_exception(error))
 

@@ -19,7 +19,7 @@ from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_fil
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import (
-    check_not_all_failed,
+    check_rewards,
     first_index,
     is_finished,
     prepare_for_buffer,
@@ -176,7 +176,7 @@ class TrainRound:
         args, counters = self.args, self.state.counters
         self.kept.sort(key=first_index)
         self.all_groups.sort(key=first_index)
-        check_not_all_failed(self.state, self.kept, self.rollout_id)
+        check_rewards(self.state, self.kept, self.rollout_id)
         self.surplus += [group for group in leftovers if is_finished(group)]
         leftovers = [group for group in leftovers if not is_finished(group)]
         metrics = self._metrics(leftovers, dict(counters))

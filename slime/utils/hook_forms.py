@@ -61,3 +61,10 @@ def reward_form(function: Any) -> str:
         return "class"
     names = parameter_names(function)
     return "batch" if len(names) >= 2 and names[1] in BATCH_NAMES else "single"
+
+
+def is_plain(function: Any) -> bool:
+    """Whether calling the hook computes at once (no coroutine): then it needs a thread."""
+    if inspect.isclass(function):
+        function = getattr(function, "compute_reward", function)
+    return not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__))

@@ -106,6 +106,20 @@ def hook_attribute_path(path: str, option: str) -> str:
     return f"{file}:{_search_attribute(_load_file(file, path, name), path, name)}"
 
 
+def spell_out_hooks(args: Any, options: Iterable[str]) -> None:
+    """Load the hooks of these flags and make a bare `file.py` name `/abs/file.py:attr`, so that `load_function` finds it.
+
+    Raises:
+        ImportError, AttributeError: names the flag, the path, and what was found instead.
+    """
+    for option in options:
+        value = getattr(args, option)
+        if isinstance(value, list):
+            setattr(args, option, [hook_attribute_path(path, option) for path in value])
+        elif value:
+            setattr(args, option, hook_attribute_path(value, option))
+
+
 @functools.cache
 def _load_hook(path: str, option: str | None, cwd: str) -> Any:
     file, _, attribute = path.rpartition(":")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slime.utils.weight_file import write_safetensors
+
 SPECIAL_TOKENS = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Added after the 256 byte tokens, so their ids are 256, 257, 258, 259."""
 
@@ -157,7 +159,6 @@ def _weight_shapes(config: dict) -> dict[str, tuple[int, ...]]:
 
 def _write_weights(path: Path, config: dict, seed: int) -> None:
     import torch
-    from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -166,7 +167,7 @@ def _write_weights(path: Path, config: dict, seed: int) -> None:
             tensors[name] = torch.ones(shape)
         else:
             tensors[name] = torch.randn(shape, generator=generator) * config["initializer_range"]
-    save_file(tensors, str(path), metadata={"format": "pt"})
+    write_safetensors(tensors, path)
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -80,7 +80,8 @@ def cluster() -> str:
 def launch(flags: list[str], *, address: str | None, script: str = "train.py", cwd: Path = REPO) -> subprocess.Popen:
     """Start a driver in a process group of its own."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    env.pop("RAY_ADDRESS", None)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):  # the session's cluster set the latter; a user's shell does not
+        env.pop(name, None)
     if address:
         env["RAY_ADDRESS"] = address
     return subprocess.Popen(

@@ -81,7 +81,7 @@ def test_bad_row_names_file_and_line(train, tmp_path):
     assert run.status == 2 and "rows.jsonl:2" in run.output
 
 
-def test_engine_that_dies_in_a_round_is_one_error_that_names_it(cluster, workspace, tmp_path):
+def test_one_of_two_engines_that_dies_in_a_round_is_one_error_that_names_it(cluster, workspace, tmp_path):
     flags = [
         "--hf-checkpoint",
         workspace.model,
@@ -92,12 +92,12 @@ def test_engine_that_dies_in_a_round_is_one_error_that_names_it(cluster, workspa
         "--run-name",
         "run",
     ]
-    process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=cluster)
+    process = launch([*flags, *SMALL, "--rollout-num-gpus", "2", "--num-rollout", "5000"], address=cluster)
     wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
     engine_process(tmp_path).kill()
     output = finish(process, 150)
     assert process.returncode == 1
-    assert "died" in output and "engine" in output, output[-3000:]
+    assert "1 of 2 rollout engines died" in output and "http://" in output, output[-3000:]
     assert not processes_of(tmp_path)
 
 

@@ -92,6 +92,7 @@ def test_evaluation_before_and_after_on_several_sets(train, workspace):
     run = train(
         *SMALL,
         *("--num-rollout", 2, "--eval-interval", 2, "--n-samples-per-eval-prompt", 2),
+        *("--streaming-data", "--num-data-workers", 2),  # rows are read lazily; evaluation sets by two workers
         *("--eval-prompt-data", "first", workspace.data, "--eval-prompt-data", "second", f"{workspace.data}@[0:8]"),
     )
     evaluations = run.metrics("eval/step")

@@ -11,7 +11,19 @@ from collections.abc import Iterator
 from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
-from slime.utils.misc import load_function
+from slime.utils.misc import load_function, spell_out_hooks
+
+HOOK_OPTIONS = (
+    "custom_loss_function_path",
+    "custom_advantage_function_path",
+    "custom_pg_loss_reducer_function_path",
+    "custom_tis_function_path",
+    "rollout_data_postprocess_path",
+    "custom_model_provider_path",
+    "custom_megatron_init_path",
+    "custom_megatron_before_log_prob_hook_path",
+    "custom_megatron_before_train_step_hook_path",
+)
 
 
 class MegatronActor:
@@ -56,6 +68,7 @@ class MegatronActor:
         args = self.args
         if args.context_parallel_size > 1:
             raise ValueError(f"--context-parallel-size {args.context_parallel_size}: only 1 is built")
+        _check_hooks(args)
         initialize.initialize(args, *self._where)
         if args.custom_megatron_init_path is not None:
             load_function(args.custom_megatron_init_path)(args)
@@ -312,3 +325,11 @@ def warm_up() -> None:
 
     cpu_compat.install()
     from slime.backends.megatron_utils import checkpoint, model_provider, optimizer, train_step  # noqa: F401
+
+
+def _check_hooks(args) -> None:
+    """Load the trainer's hooks before anything is built: a wrong path is the user's mistake and ends the run at start."""
+    try:
+        spell_out_hooks(args, HOOK_OPTIONS)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(str(error)) from error

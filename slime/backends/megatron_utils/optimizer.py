@@ -18,11 +18,15 @@ from slime.backends.megatron_utils.model_config import DTYPES
 def freeze_parameters(args, model: torch.nn.Module) -> None:
     """Turn gradients off as `--only-train-params-name-list` or `--freeze-params-name-list` say (`re.search`).
 
-    Raises: ValueError when nothing is left to train.
+    Raises: ValueError when a pattern matches nothing, or nothing is left to train.
     """
     only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
     if not only and not frozen:
         return
+    for pattern in only or frozen:
+        if not any(re.search(pattern, name) for name, _ in model.named_parameters()):
+            flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
+            raise ValueError(f"{flag} {pattern}: no parameter of the model matches")
     for name, parameter in model.named_parameters():
         if only:
             parameter.requires_grad_(any(re.search(pattern, name) for pattern in only))

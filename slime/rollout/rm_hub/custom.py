@@ -13,7 +13,8 @@ import functools
 import inspect
 import threading
 
-from slime.utils.hook_forms import accepted_keywords, reward_form
+from slime.utils.async_utils import run_in_thread
+from slime.utils.hook_forms import accepted_keywords, is_plain, reward_form
 from slime.utils.misc import load_hook
 
 _build_lock = threading.Lock()
@@ -33,7 +34,7 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
         extra = accepted_keywords(hook, kwargs)
         return await gather_or_cancel([_call(hook, args, sample, **extra) for sample in samples])
     if form == "class":
-        scorer = await asyncio.to_thread(_instance, hook, _model_path(args))
+        scorer = await run_in_thread(_instance, hook, _model_path(args))
         rewards = await _call(scorer.compute_reward, [s.prompt for s in samples], [s.response for s in samples])
     else:
         rewards = await _call(hook, args, samples, **accepted_keywords(hook, kwargs))
@@ -57,9 +58,9 @@ async def gather_or_cancel(coroutines: list) -> list:
 
 
 async def _call(function, *arguments, **kwargs):
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+    if not is_plain(function):
         return await function(*arguments, **kwargs)
-    result = await asyncio.to_thread(function, *arguments, **kwargs)
+    result = await run_in_thread(function, *arguments, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -91,12 +91,15 @@ def test_matching_flags_pass(parse):
 
 def test_all_mismatches_come_in_one_error(parse):
     with pytest.raises(UserError) as error:
-        parse(*"--num-layers 4 --hidden-size 128 --rotary-base 10000 --untie-embeddings-and-output-weights".split())
+        parse(
+            *"--num-layers 4 --hidden-size 128 --rotary-base 10000 --untie-embeddings-and-output-weights --add-qkv-bias".split()
+        )
     for text in (
         "--num-layers is 4, num_hidden_layers in config.json is 2",
         "--hidden-size is 128, hidden_size in config.json is 64",
         "--rotary-base is 10000.0, rope_theta in config.json is 1000000.0",
         "--untie-embeddings-and-output-weights is True, not tie_word_embeddings in config.json is False",
+        "--add-qkv-bias makes add_qkv_bias True, this model has False",
     ):
         assert text in str(error.value)
 

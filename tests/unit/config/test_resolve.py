@@ -261,6 +261,15 @@ def test_evaluation_without_data_is_a_note(parse):
     assert said(args, "no evaluation")
 
 
+def test_flags_that_miss_their_partner_are_said(parse, data):
+    args = parse(*"--kl-loss-coef 0.1 --max-tokens-per-gpu 64 --eval-prompt-data a".split(), data)
+    assert said(args, "--kl-loss-coef 0.1 has no effect without --use-kl-loss")
+    assert said(args, "--max-tokens-per-gpu 64 has no effect without --use-dynamic-batch-size")
+    assert said(args, "evaluation data without --eval-interval: no evaluation")
+    args = parse(*"--use-kl-loss --kl-loss-coef 0.1 --use-dynamic-batch-size --max-tokens-per-gpu 64".split())
+    assert not said(args, "has no effect without")
+
+
 def test_sequence_parallel_without_tensor_parallel_is_said(parse):
     args = parse("--sequence-parallel", "--recompute-activations")
     assert args.sequence_parallel is False and said(args, "--sequence-parallel has no effect")

@@ -105,8 +105,6 @@ def test_evaluation_sets_of_the_documents(run, data):
     [
         ("--colocate --sglang-mem-fraction-static 0.4", "--colocate: sharing slots"),
         ("--use-fault-tolerance", "--use-fault-tolerance: restarting dead engines"),
-        ("--num-data-workers 4", "--num-data-workers 4: parallel reading"),
-        ("--streaming-data", "--streaming-data: lazy reading"),
         (
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
             "--tensor-model-parallel-size 2: only data",

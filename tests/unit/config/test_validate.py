@@ -44,6 +44,9 @@ from slime.config import UserError
         ("--custom-rm-path nowhere.py", "--custom-rm-path .*nowhere.py: no such file"),
         ("--custom-rm-path reward", "--custom-rm-path reward: expected package.module.attribute"),
         ("--config-file x", "unknown flag --config-file"),
+        ("--entropy-coef nan --lr inf", "(?s)--entropy-coef nan: must be a finite number.*--lr inf"),
+        ("--freeze-params-name-list [", r"--freeze-params-name-list \[: not a regular expression"),
+        ("--run-name=", r"--run-name \(empty\): a name"),
     ],
 )
 def test_mistakes_are_refused_with_flag_and_value(parse, words, message):
@@ -105,6 +108,8 @@ def test_data_files_have_known_endings_and_slices(parse, data, tmp_path):
         parse("--prompt-data", "rows.csv")
     with pytest.raises(UserError, match=r"a slice is @\[first:last\]"):
         parse("--prompt-data", data + "@[a:b]")
+    with pytest.raises(UserError, match=r"a slice is @\[first:last\]"):
+        parse("--prompt-data", data + "@[5]")
     for good in ("@[0:1]", "@[-5:]", "@[:10]"):
         assert parse("--prompt-data", data + good).prompt_data == data + good
 
@@ -150,8 +155,6 @@ class TestUnbuilt:
             "--use-wandb",
             "--profile",
             "--record-memory-history",
-            "--streaming-data",
-            "--num-data-workers 4",
             "--use-stateless-adam",
             "--reset-optimizer-states",
             "--use-fault-tolerance",
@@ -176,7 +179,6 @@ class TestUnbuilt:
             "--rollout-top-p 1.0",
             "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --context-parallel-size 1",
             "--update-weight-transport nccl --update-weight-mode full",
-            "--num-data-workers 0",
             "--rollout-num-gpus-per-engine 1",
             "--advantage-estimator gspo",
         ],

@@ -83,6 +83,8 @@ def test_save_hf_round_trip_is_exact_also_in_shards(pair, tmp_path):
         save_hf(model, args, out, max_shard_bytes=limit)
         assert (out / "model.safetensors").exists() is single
         assert (out / "tokenizer.json").exists() and (out / "config.json").exists()
+        plain = (out / "config.json").stat().st_mode  # what the umask gives any new file
+        assert all(file.stat().st_mode == plain for file in out.glob("*.safetensors"))
         saved = HfCheckpoint(out)
         assert saved.names() == source.keys()
         assert all(torch.equal(saved.tensor(name), source[name]) for name in source)

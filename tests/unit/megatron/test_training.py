@@ -260,3 +260,17 @@ def test_hooks_run_in_order_with_their_arguments(model_dir, tmp_path):
     calls = load_function(f"{file}:calls")
     expected = ["init", ("log_prob", ""), ("advantages", True), ("post", 4, True), ("step", 4, 0), "reducer"]
     assert calls == expected
+
+
+def test_a_bare_file_names_its_hook_and_a_wrong_path_ends_the_start(model_dir, tmp_path):
+    file = tmp_path / "own_loss.py"
+    file.write_text(
+        "def loss_function(args, columns, logits, reduce):\n    return logits.sum() * 0, {'own': logits.new_tensor(7.0)}\n"
+    )
+    args = train_args(model_dir, loss_type="custom_loss", custom_loss_function_path=str(file))
+    actor, _ = start(args)
+    result = actor.train(0, make_shard(None, micro_batches=[[0, 1, 2, 3]]))
+    assert "train/own" in result["steps"][0]
+    wrong = train_args(model_dir, custom_tis_function_path=f"{file}:nothing")
+    with pytest.raises(ValueError, match="--custom-tis-function-path.*has no 'nothing'.*loss_function"):
+        start(wrong)

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import time
+
+import numpy
+import torch
 
 from slime.utils.types import Sample
 
@@ -37,6 +43,42 @@ async def raises_on_index_1(args, sample, **kwargs):
     if sample.index == 1:
         raise KeyError("judge")
     return 1.0
+
+
+async def raises_on_group_0(args, sample, **kwargs):
+    if sample.group_index == 0:
+        raise KeyError("judge")
+    return 1.0
+
+
+_never = threading.Event()
+
+
+def plain_hangs_on_group_0(args, sample, **kwargs):
+    if sample.group_index == 0:
+        _never.wait()
+    return 1.0
+
+
+def plain_slow(args, sample, **kwargs):
+    time.sleep(0.1)
+    return 1.0
+
+
+async def exits_on_index_1(args, sample, **kwargs):
+    return plain_exits_on_index_1(args, sample)
+
+
+def plain_exits_on_index_1(args, sample, **kwargs):
+    if sample.index == 1:
+        sys.exit(3)
+    return 1.0
+
+
+async def odd_values(args, sample, **kwargs):
+    bad = ["good", float("inf"), numpy.float32("nan"), 10**400, torch.tensor(float("nan"))]
+    good = [numpy.float32(0.5), torch.tensor(0.5), numpy.float64(1), 1.0, numpy.int64(2)]
+    return (bad, good)[sample.group_index][sample.index % 5]
 
 
 async def dict_or_none(args, sample, **kwargs):

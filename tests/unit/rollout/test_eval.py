@@ -70,6 +70,12 @@ def test_a_failing_reward_counts_zero_and_the_eval_key_wins(engine, make_args, d
     assert evaluate(args)["set"]["rewards"] == [3, 3, 0.0, 0.0, 3, 3]
 
 
+def test_failed_rewards_of_an_evaluation_are_counted(engine, make_args, dataset):
+    args = make_args(engine, eval_datasets=[dataset(custom_rm_path="stub_rm.raises_on_index_1")])
+    for _ in range(2):  # each evaluation counts its own
+        assert generate_rollout(args, 0, None, evaluation=True).metrics == {"eval/reward_failed": 1}
+
+
 def test_group_rewards_are_refused(engine, make_args, dataset):
     with pytest.raises(ValueError, match="--group-rm is not supported in evaluation"):
         evaluate(make_args(engine, eval_datasets=[dataset()], group_rm=True))

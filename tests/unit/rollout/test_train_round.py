@@ -325,6 +325,47 @@ def test_a_failing_or_hanging_reward_fails_its_sample_only(engine, make_args, ca
     assert [s.reward for s in output.samples[1]] == [1.0, 1.0]
 
 
+def test_plain_rewards_that_hang_take_nothing_from_the_later_ones(engine, make_args):
+    args = make_args(engine, custom_rm_path="stub_rm.plain_hangs_on_group_0", n_samples_per_prompt=40, rm_timeout=0.5)
+    for rollout_id in (0, 1):
+        output = generate_rollout(args, rollout_id, create_data_source(args))
+        assert output.metrics["rollout/reward_failed"] == 40
+        assert [s.reward for s in output.samples[1]] == [1.0] * 40
+
+
+def test_time_in_the_queue_of_plain_rewards_does_not_count(engine, make_args, monkeypatch):
+    monkeypatch.setattr("slime.rollout.generate_state.NUM_PLAIN_REWARDS", 1)
+    args = make_args(engine, custom_rm_path="stub_rm.plain_slow", n_samples_per_prompt=4, rm_timeout=0.3)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 0
+
+
+@pytest.mark.parametrize("hook", ["stub_rm.exits_on_index_1", "stub_rm.plain_exits_on_index_1"])
+def test_a_reward_that_exits_fails_its_sample_only(engine, make_args, hook):
+    args = make_args(engine, custom_rm_path=hook)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 1
+    assert "SystemExit(3)" in output.samples[0][1].metadata["reward_error"]
+
+
+def test_rewards_that_are_no_finite_number_fail_and_scalars_of_libraries_are_plain_numbers(engine, make_args):
+    args = make_args(engine, custom_rm_path="stub_rm.odd_values", n_samples_per_prompt=5)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 5
+    assert [(type(s.reward), s.reward) for s in output.samples[1]] == [(float, 0.5)] * 2 + [(float, 1.0)] * 2 + [
+        (int, 2)
+    ]
+
+
+def test_many_failing_rewards_are_counted_not_listed(engine, make_args, caplog):
+    args = make_args(engine, custom_rm_path="stub_rm.raises_on_group_0", n_samples_per_prompt=16)
+    with caplog.at_level(logging.WARNING):
+        output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 16
+    assert caplog.text.count("reward of sample") == 3 and "16 rewards failed" in caplog.text
+    assert len(caplog.records) == 5
+
+
 def test_a_round_whose_rewards_all_fail_raises_with_the_first_traceback(engine, make_args):
     args = make_args(engine, custom_rm_path="stub_rm.always_raises")
     with pytest.raises(RuntimeError, match=r"(?s)the reward of all 4 samples failed.*always_raises.*KeyError: 'judge'"):

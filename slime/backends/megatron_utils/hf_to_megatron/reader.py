@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from slime.utils.weight_file import open_safetensors
+
 
 class HfCheckpoint:
     """The tensors of a folder by name.
@@ -23,8 +25,6 @@ class HfCheckpoint:
         self._open: dict[str, object] = {}
 
     def _map_names(self) -> dict[str, str]:
-        from safetensors import safe_open
-
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
             return json.loads(index.read_text())["weight_map"]
@@ -35,7 +35,7 @@ class HfCheckpoint:
             raise ValueError(f"no *.safetensors in the Hugging Face checkpoint {self.folder}{hint}")
         names = {}
         for file in files:
-            with safe_open(file, framework="pt") as handle:
+            with open_safetensors(file) as handle:
                 names.update(dict.fromkeys(handle.keys(), file.name))
         return names
 
@@ -48,11 +48,9 @@ class HfCheckpoint:
 
         Raises: ValueError when the folder lacks it.
         """
-        from safetensors import safe_open
-
         if name not in self._files:
             raise ValueError(f"tensor {name!r} is missing from the Hugging Face checkpoint {self.folder}")
         file = self._files[name]
         if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, framework="pt")
+            self._open[file] = open_safetensors(self.folder / file)
         return self._open[file].get_tensor(name)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
+from slime.utils.weight_file import write_safetensors
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.pt", "*.pth", "*.gguf")
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -88,9 +89,7 @@ class _ShardWriter:
         self.dtype = tensor.dtype
 
     def _flush(self) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self.pending, self.folder / f"part-{len(self.shards)}", metadata={"format": "pt"})
+        write_safetensors(self.pending, self.folder / f"part-{len(self.shards)}")
         self.shards.append(list(self.pending))
         self.pending, self.pending_bytes = {}, 0
 
