@@ -131,7 +131,8 @@ class RolloutDataSource(DataSource):
             return
         row = vars(leaves[0]).get("data_row")
         # One index per sample of the prompt: a finished sample may have become several (fan-out).
-        entry: dict[str, Any] = {"row": row, "indices": [leaves_of(item)[0].index for item in group]}
+        indices = [next((leaf.index for leaf in leaves_of(item)), None) for item in group]
+        entry: dict[str, Any] = {"row": row, "indices": indices}
         if row is None:
             entry["samples"] = encode_group(copy.deepcopy(group))
         self.ledger.hand_out(leaves[0].group_index, entry)
