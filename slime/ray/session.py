@@ -7,6 +7,8 @@ console. The driver is the only writer of metrics.
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import time
 from dataclasses import dataclass, field
 
@@ -74,6 +76,7 @@ class Session:
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
+        make_folders(self.args)
         self.tracker, self.console = Tracker(self.args), Console()
         try:
             self.console.start(self.args.start_notes, self.args.run_dir)
@@ -295,6 +298,21 @@ class Session:
         if metrics:
             self.tracker.log(metrics, step_key, step)
             self._report.metrics |= metrics
+
+
+def make_folders(args) -> None:
+    """Make the folders that the run writes to: a place that cannot be written fails now, not at the first save.
+
+    Raises: OSError naming the flag and the folder.
+    """
+    for flag, folder in (("--output-dir", args.run_dir), ("--save", args.save)):
+        if folder is None:
+            continue
+        try:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise OSError(f"{flag}: cannot write to {folder}: {error.strerror or error}") from error
 
 
 class _PhaseTimer:
