@@ -6,10 +6,14 @@ console. The driver is the only writer of metrics.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from slime.config import checkpoint_dirs
@@ -135,6 +139,11 @@ class Session:
             self.console.say(f"continuing from {resumed.directory}: next is round {self.start_rollout_id}{why}")
 
     def _stop(self) -> None:
+        """End everything within seconds; a second Ctrl-C meanwhile does not leave processes behind."""
+        with uninterrupted():
+            self._stop_all()
+
+    def _stop_all(self) -> None:
         """End everything within seconds: servers first (they hold ports), then actors, then a local Ray."""
         import ray
 
@@ -298,6 +307,20 @@ class Session:
         if metrics:
             self.tracker.log(metrics, step_key, step)
             self._report.metrics |= metrics
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGINT and SIGTERM are left out inside: for ends that have deadlines of their own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def make_folders(args) -> None:
