@@ -18,9 +18,11 @@ def train(args) -> None:
             if run.eval_due_before(rollout_id):
                 run.evaluate(rollout_id)
             batch = run.generate(rollout_id)  # prompts -> engines -> rewards -> one shard per data-parallel rank
+            run.hand_over_to_trainer(rollout_id)  # shared slots: engines release their memory, the trainer wakes up
             run.train(rollout_id, batch)  # reference log-probs, advantages, optimizer steps
             if run.save_due(rollout_id):
                 run.save(rollout_id)
+            run.hand_over_to_engines(rollout_id)  # shared slots: the trainer sleeps, engines take their weights back
             if run.sync_due(rollout_id):
                 run.update_weights()  # pause -> flush -> buckets -> continue
             if run.eval_due(rollout_id):

@@ -7,10 +7,12 @@ from collections import deque
 
 from slime.cli import run_command
 from slime.config import parse_args
+from slime.config.validate import fit_to_async_loop
 from slime.ray.session import Session
 
 
 def train(args) -> None:
+    fit_to_async_loop(args)
     with Session(args, looks_ahead=True) as run:
         run.update_weights()
         if run.is_eval_only:

@@ -109,11 +109,13 @@ def devices(run: Run) -> None:
 
 
 def placement(run: Run) -> None:
-    """Slots of the trainer and of the engines."""
+    """Slots of the trainer and of the engines, and who leaves memory to whom."""
     args, given = run.args, run.given
     if "actor_num_gpus_per_node" not in given and not has_gpu() and not args.strict_args:
         run.assume("actor_num_gpus_per_node", 1, "--actor-num-gpus-per-node is 1: this machine has no GPU")
     actor = args.actor_num_nodes * args.actor_num_gpus_per_node
+    if args.rollout_num_gpus is None and args.colocate:
+        args.rollout_num_gpus = actor
     if args.rollout_num_gpus is None:
         run.assume("rollout_num_gpus", actor, f"--rollout-num-gpus is {actor}, as many as the trainer has")
     if args.debug_rollout_only:
@@ -122,16 +124,33 @@ def placement(run: Run) -> None:
         else:
             args.actor_num_gpus_per_node = min(8, args.rollout_num_gpus)
             args.actor_num_nodes = args.rollout_num_gpus // args.actor_num_gpus_per_node
+        args.colocate = False
     if "num_gpus_per_node" not in given and 0 < args.actor_num_gpus_per_node < 8:
         args.num_gpus_per_node = args.actor_num_gpus_per_node
     args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
-    args.offload_train, args.offload_rollout = bool(args.offload_train), bool(args.offload_rollout)
     args.use_critic = args.advantage_estimator == "ppo"
     args.critic_num_nodes, args.critic_num_gpus_per_node = args.actor_num_nodes, args.actor_num_gpus_per_node
     args.rollout_external = False
-    args.rollout_num_engines = args.rollout_num_gpus // max(1, args.rollout_num_gpus_per_engine)
-    if args.debug_train_only:
-        args.rollout_num_engines = 0
+    per_engine = max(1, args.rollout_num_gpus_per_engine)
+    args.rollout_num_engines = 0 if args.debug_train_only else args.rollout_num_gpus // per_engine
+    # Engines take slots in order, so those that lie on trainer slots come first.
+    shared = min(args.rollout_num_engines, args.world_size // per_engine)
+    args.num_shared_engines = shared if args.colocate else 0
+    offloads(run)
+
+
+def offloads(run: Run) -> None:
+    """Both sides leave their memory to the other when they share slots, unless told otherwise."""
+    args = run.args
+    if args.debug_rollout_only:
+        args.offload_train = args.offload_rollout = False
+        return
+    for dest in ("offload_train", "offload_rollout"):
+        if getattr(args, dest) is None:
+            setattr(args, dest, args.offload or args.colocate)
+    args.offload_train = args.offload_train or args.use_critic
+    if args.offload_rollout and not args.num_shared_engines:
+        run.notes.append("--offload-rollout changes nothing: no engine is on a slot of the trainer (--colocate)")
 
 
 def compares_responses(args: argparse.Namespace) -> bool:

@@ -19,14 +19,7 @@ def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
 
 
 UNBUILT: dict[str, Unbuilt] = {
-    **_all(
-        "sharing slots between trainer and engines is not built yet: give the engines slots of their own with --rollout-num-gpus",
-        "colocate",
-        "offload",
-        "offload_train",
-        "offload_rollout",
-        "release_train",
-    ),
+    **_all("ending the trainer between rounds is not built yet: --offload-train frees its memory", "release_train"),
     "advantage_estimator": ("the critic that ppo needs is not built yet", ("ppo",)),
     **_all("the critic is not built yet", "num_critic_only_steps", "megatron_config_path"),
     **_all(

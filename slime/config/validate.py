@@ -21,6 +21,7 @@ from slime.config.spec import Flag, UserError
 from slime.config.status import KERNELS, MODEL_TYPES, OFF_VALUES, UNBUILT
 
 DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
+FULLY_ASYNC = "slime.rollout.fully_async_rollout."
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
 
 
@@ -123,6 +124,11 @@ def _modes(args, given) -> Problems:
         yield f"--rollout-num-gpus {slots} is not a multiple of --rollout-num-gpus-per-engine {each}"
     if not args.debug_train_only and slots == 0:
         yield "--rollout-num-gpus 0: no engine would generate"
+    if args.colocate and args.rollout_function_path.startswith(FULLY_ASYNC):
+        yield (
+            f"--rollout-function-path {args.rollout_function_path} generates while the trainer trains, so it cannot share "
+            "slots with it: leave --colocate out"
+        )
     if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
         yield f"--save-debug-rollout-data and --save-debug-train-data are one file: {args.save_debug_train_data}"
 
@@ -281,6 +287,21 @@ def check(args: argparse.Namespace, given: set[str], notes: list[str]) -> None:
     Raises: UserError with every problem, one per line when there are several.
     """
     _raise(problems(args, given))
+
+
+def fit_to_async_loop(args: argparse.Namespace) -> None:
+    """Make the arguments fit a loop that generates and trains at the same time.
+
+    Raises: UserError when trainer and engines would share slots.
+    """
+    if args.colocate:
+        raise UserError(
+            "--colocate: train_async.py generates while it trains, so engines need slots of their own "
+            "(--rollout-num-gpus), or use train.py"
+        )
+    if args.offload_train:
+        args.offload_train = False
+        args.start_notes.append("--offload-train is off: the trainer of train_async.py is never idle")
 
 
 def _raise(found: list[str]) -> None:

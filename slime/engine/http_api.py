@@ -69,6 +69,7 @@ class HttpApi:
             ("/init_weights_update_group", self._init_group),
             ("/destroy_weights_update_group", self._destroy_group),
             ("/update_weights_from_distributed", self._update_from_distributed),
+            ("/update_weights_from_tensor", self._update_from_tensor),
             ("/update_weights_from_disk", self._update_from_disk),
             ("/update_weight_version", self._update_version),
             ("/weights_checker", self._weights_checker),
@@ -229,6 +230,19 @@ class HttpApi:
 
         await self._control(update, "update_weights_from_distributed")
         return success(f"updated {len(lists[0])} weights")
+
+    async def _update_from_tensor(self, http: web.Request) -> web.Response:
+        body = await json_body(http)
+        serialized, version = field(body, "serialized_named_tensors", list), version_of(body)
+
+        def update() -> int:
+            count = self._updates.from_tensor(serialized, body.get("load_format"))
+            if version is not None:
+                self._scheduler.set_weight_version(version)
+            return count
+
+        count = await self._control(update, "update_weights_from_tensor")
+        return success(f"updated {count} weights")
 
     async def _update_from_disk(self, http: web.Request) -> web.Response:
         body = await json_body(http)

@@ -1,14 +1,11 @@
 """Memory that can be released while the trainer uses the device: tags weights, kv_cache (cuda_graph is accepted).
 
-Invariant: the engine must be idle to release; generation is refused while anything is released. On a machine without an
-accelerator weights already are in host memory and only the cache is freed. Called on the engine thread.
+Invariants: the engine must be idle to release; generation is refused while anything is released; releasing twice and
+resuming what is resident change nothing; weights come back with the same bits. Called on the engine thread.
 """
 
 from __future__ import annotations
 
-import torch
-
-from slime.engine.generator import Generator
 from slime.engine.scheduler import Scheduler
 from slime.utils import device
 
@@ -26,8 +23,8 @@ def release(scheduler: Scheduler, tags: list[str] | None) -> None:
     if "kv_cache" in chosen:
         scheduler.generator.cache.drop()
     if "weights" in chosen:
-        _move_weights(scheduler.generator, torch.device("cpu"))
-        device.empty_cache()
+        scheduler.generator.model.weights.release()
+    device.empty_cache()
     scheduler.released |= chosen
 
 
@@ -35,7 +32,7 @@ def resume(scheduler: Scheduler, tags: list[str] | None) -> None:
     """Take the memory back (all tags when None); doing it twice is harmless."""
     chosen = _checked(tags)
     if "weights" in chosen:
-        _move_weights(scheduler.generator, scheduler.generator.model.device)
+        scheduler.generator.model.weights.restore()
     scheduler.released -= chosen
 
 
@@ -46,7 +43,3 @@ def _checked(tags: list[str] | None) -> set[str]:
     if not chosen <= set(TAGS):
         raise ValueError(f"tags {sorted(chosen - set(TAGS))}: expected some of {', '.join(TAGS)}")
     return chosen
-
-
-def _move_weights(generator: Generator, target: torch.device) -> None:
-    generator.model.weights.move_to(target)

@@ -1,8 +1,8 @@
-"""Weight updates of the serving engine: from a process group or from disk, and the checker.
+"""Weight updates of the serving engine: from a process group, from tensors or from disk, and the checker.
 
 Invariants: a request that is refused or fails leaves all weights as they were. A broadcast that was announced with names
 or shapes that do not fit is still received (and dropped), so the sender is not left hanging and the group stays usable;
-a group whose broadcast timed out is dropped. Distributed updates are taken only between `begin` and `end`.
+a group whose broadcast timed out is dropped. Distributed and tensor updates are taken only between `begin` and `end`.
 Called on the engine thread, except `init_group`, which may wait for peers and therefore runs elsewhere.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from slime.engine.weights import Weights
+from slime.utils import device, tensor_wire
 from slime.utils.distributed_utils import destroy_process_group, init_process_group
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class WeightUpdates:
         self.in_progress = False
 
     def begin(self) -> None:
-        """Open the window in which distributed updates are accepted. A window left open by a failed sync is reused."""
+        """Open the window in which distributed and tensor updates are accepted. A window left open by a failed sync is reused."""
         self.in_progress = True
 
     def end(self) -> None:
@@ -95,6 +96,29 @@ class WeightUpdates:
         except ValueError as error:
             raise UpdateRefused(str(error)) from error
 
+    def from_tensor(self, serialized: list[str], load_format: str | None) -> int:
+        """Copy tensors of another process of this machine, one serialized payload per engine rank. Returns how many.
+
+        Raises: UpdateRefused, also for a payload that holds anything but tensors; the weights are then unchanged.
+        """
+        if not self.in_progress:
+            raise UpdateRefused("update_weights_from_tensor outside begin_weight_update and end_weight_update")
+        if len(serialized) != 1 or not isinstance(serialized[0], str):
+            raise UpdateRefused(
+                f"serialized_named_tensors must hold one string, for the one rank; got {len(serialized)}"
+            )
+        try:
+            return self._copy_from(serialized[0], load_format)
+        except ValueError as error:
+            problem = str(error)
+        raise UpdateRefused(problem)  # outside the handler: frames of the first error would hold the sender's memory
+
+    def _copy_from(self, serialized: str, load_format: str | None) -> int:
+        tensors = dict(tensor_wire.named_tensors_of(tensor_wire.deserialize(serialized), load_format))
+        self._weights.assign(tensors)
+        device.synchronize()  # the sender may drop its buffer once it is answered
+        return len(tensors)
+
     def from_disk(self, model_path: str) -> None:
         """Read all weights from a Hugging Face folder.
 
@@ -136,9 +160,8 @@ class WeightUpdates:
     ) -> dict[str, torch.Tensor]:
         import torch.distributed as dist
 
-        device = next(iter(self._weights.stored.values())).device
         tensors = [
-            torch.empty(tuple(shape), dtype=_DTYPES[dtype.removeprefix("torch.")], device=device)
+            torch.empty(tuple(shape), dtype=_DTYPES[dtype.removeprefix("torch.")], device=self._weights.device)
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from slime.engine.model_config import ModelConfig
+from slime.engine.weight_stash import WeightStash
 from slime.utils.checksum import tensor_checksum
 from slime.utils.weight_file import open_safetensors
 
@@ -77,7 +78,9 @@ class Weights:
         shapes = {at.stored: (at.end, *at.shape[1:]) for at in self.layout.values()}  # the last part has the last row
         for key, shape in shapes.items():
             self.stored[key] = torch.empty(shape, dtype=dtype, device=device)
+        self.device = device
         self._snapshot: dict[str, torch.Tensor] | None = None
+        self._stash: WeightStash | None = None
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +90,11 @@ class Weights:
         return sum(t.numel() * t.element_size() for t in self.stored.values())
 
     def view(self, name: str) -> torch.Tensor:
-        """Return the live tensor of Hugging Face name `name` (writes change the model)."""
+        """Return the live tensor of Hugging Face name `name` (writes change the model).
+
+        Raises: ValueError while the weights are released.
+        """
+        self._require_resident()
         location = self.layout[self._canonical(name)]
         return self.stored[location.stored][location.start : location.end]
 
@@ -136,6 +143,7 @@ class Weights:
 
     def take_snapshot(self) -> None:
         """Keep a copy of all stored tensors for `differing_from_snapshot`."""
+        self._require_resident()
         self._snapshot = {key: tensor.clone() for key, tensor in self.stored.items()}
 
     def scramble(self) -> None:
@@ -156,9 +164,20 @@ class Weights:
                 different.append(name)
         return different
 
-    def move_to(self, device: torch.device) -> None:
-        """Move all stored tensors; readers must fetch them again."""
-        self.stored = {key: tensor.to(device) for key, tensor in self.stored.items()}
+    def release(self) -> None:
+        """Give the memory back; contents are kept aside. Readers must fetch stored tensors again after `restore`."""
+        if self._stash is None:
+            self._stash = WeightStash(self.stored)
+            self.stored = {}
+
+    def restore(self) -> None:
+        """Take the memory back, with the contents that `release` kept."""
+        if self._stash is not None:
+            self.stored, self._stash = self._stash.restore(), None
+
+    def _require_resident(self) -> None:
+        if self._stash is not None:
+            raise ValueError("the weights are released: call /resume_memory_occupation first")
 
     def _canonical(self, name: str) -> str:
         if name == TIED_HEAD and self.config.tied_embeddings:

@@ -23,6 +23,7 @@ SUMMARY = (
     ("train/grad_norm", "grad", "{:.3f}"),
     ("train/train_rollout_logprob_abs_diff", "logprob gap", "{:.1e}"),
     ("perf/rollout_time", "rollout", "{:.1f}s"),
+    ("perf/offload_wall_time", "offload", "{:.1f}s"),
     ("perf/train_wall_time", "train", "{:.1f}s"),
     ("perf/sync_wall_time", "sync", "{:.1f}s"),
 )

@@ -41,11 +41,19 @@ class ActorGroup:
         return wait_for(self._ranks[0].progress.remote(), "the trainer's progress", deadline_s=120)
 
     def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
-        """Bring every engine to the current weights, called ``version`` from then on. Returns metrics."""
-        merged: dict[str, float] = {}
-        for metrics in self._on_all("update_weights", engine_urls, version):
-            merged |= metrics
-        return merged
+        """Bring every engine to the current weights, called ``version`` from then on. Returns metrics: bytes of all ranks
+        together, the longest time."""
+        per_rank = [metrics for metrics in self._on_all("update_weights", engine_urls, version) if metrics]
+        merged = {name: max(metrics[name] for metrics in per_rank) for name in (per_rank[0] if per_rank else ())}
+        wire = "perf/update_weights_wire_bytes"
+        return merged | ({wire: sum(metrics[wire] for metrics in per_rank)} if per_rank else {})
+
+    def sleep(self) -> None:
+        """Have every rank give memory back, for the engines on its slot."""
+        self._on_all("sleep")
+
+    def wake(self) -> None:
+        self._on_all("wake")
 
     def save(self, directory: str) -> None:
         self._on_all("save", directory)

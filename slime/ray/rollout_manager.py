@@ -157,6 +157,16 @@ class RolloutManager:
                 "out of memory (lower --sglang-mem-fraction-static or --rollout-batch-size), or a bad model folder"
             )
 
+    def offload(self) -> None:
+        """Have the engines on trainer slots release weights and KV cache; nobody generates now."""
+        if self._server is not None:
+            self._server.release_memory()
+
+    def onload(self, tags: list[str]) -> None:
+        """Have them take the memory behind ``tags`` back."""
+        if self._server is not None:
+            self._server.resume_memory(tags)
+
     def _dump(self, name: int | str, samples: list) -> None:
         from slime.observability.debug_dump import save_rollout_dump
 

@@ -25,6 +25,7 @@ from slime.ray.actor_group import ActorGroup
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
+from slime.ray.slot_turns import SlotTurns
 from slime.ray.wait import wait_for
 from slime.utils.misc import should_run_periodic_action
 
@@ -112,10 +113,13 @@ class Session:
             self.console.say(f"  note: {note}")
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
+        self._turns = SlotTurns(args, self._manager, self._actor)
+        self._turns.release_engines()  # the trainer is built in the memory that engines will have later
         if self._actor is not None:
             self.console.begin("building the trainer")
             self._init_actor()
         self._find_first_round()
+        self._turns.to_engines()
 
     def _init_actor(self) -> None:
         references = self._actor.begin_init(self.num_rollout, self.args.resume_from)
@@ -172,6 +176,7 @@ class Session:
 
     def begin_generate(self, rollout_id: int) -> Generation:
         """Queue a round; the rollout process generates one at a time."""
+        self._turns.to_generation()
         return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
 
     def finish_generate(self, generation: Generation) -> list:
@@ -189,6 +194,18 @@ class Session:
 
     def generate(self, rollout_id: int) -> list:
         return self.finish_generate(self.begin_generate(rollout_id))
+
+    def hand_over_to_trainer(self, rollout_id: int) -> None:
+        """On shared slots: engines release their memory, then the trainer takes its own back."""
+        if self._turns.is_needed:
+            with self._timed("offload", rollout_id):
+                self._turns.to_trainer()
+
+    def hand_over_to_engines(self, rollout_id: int) -> None:
+        """On shared slots: the trainer sleeps, then engines take their weights back; the KV cache comes with the next request."""
+        if self._turns.is_needed:
+            with self._timed("offload", rollout_id):
+                self._turns.to_engines()
 
     def train(self, rollout_id: int, batch: list) -> None:
         """All optimizer steps of one round."""
@@ -221,6 +238,7 @@ class Session:
         """Evaluate with the weights that the engines hold now. Returns the metrics."""
         if not self._engine_urls:
             return {}
+        self._turns.to_generation()
         with self._timed("eval", rollout_id):
             metrics = wait_for(
                 self._manager.eval.remote(rollout_id),

@@ -1,4 +1,8 @@
-"""One training rank: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights."""
+"""One training rank: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights.
+
+Engines on the trainer's slots get weights through shared memory, each from the rank on its first slot; all others by broadcast
+from rank 0.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from slime.observability.progress import Progress
 
 
 class TrainActor:
-    """Rank ``rank`` of ``world_size``. Only the source rank (0) talks to the engines.
+    """Rank ``rank`` of ``world_size``.
 
     Args:
         host: address under which the other ranks and the engines reach this rank's node.
@@ -20,7 +24,7 @@ class TrainActor:
         self._args, self._rank, self._world_size, self._host = args, rank, world_size, host
         self._progress = Progress()
         self._actor = None
-        self._weight_sync = None
+        self._publisher = None
 
     def warm_up(self) -> None:
         """Import what ``init`` needs; runs while engines start and prompts are read."""
@@ -67,36 +71,46 @@ class TrainActor:
         return metrics
 
     def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
-        """Send the current weights to the engines as ``version``; the source rank sends and reports, the others return {}."""
-        if self._rank != 0:
+        """Send the current weights as ``version`` to the engines that are this rank's; {} when it has none."""
+        if self._publisher is None:
+            self._publisher = self._make_publisher(engine_urls)
+        if not self._publisher.clients:
             return {}
         started = time.monotonic()
-        sync = self._connected(engine_urls)
-        stats = sync.update(self._actor.export_weights(), str(version))
-        if self._args.check_weight_update_equal:
-            self._check_equal(sync.clients, version)
+        with self._actor.weights_in_place():
+            stats = self._publisher.update(self._actor.export_weights(), str(version))
+            if self._args.check_weight_update_equal:
+                self._check_equal(self._publisher.clients, version)
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
             "rollout/weight_version": version,
         }
 
-    def _connected(self, engine_urls: list[str]):
-        from slime.backends.weight_sync.distributed import DistributedWeightSync
+    def _make_publisher(self, engine_urls: list[str]):
+        from slime.backends.weight_sync.distributed import BroadcastTransport
+        from slime.backends.weight_sync.publisher import WeightPublisher
+        from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
         from slime.utils import device
         from slime.utils.engine_client import EngineClient
 
-        if self._weight_sync is None:
-            timeout_s = self._args.distributed_timeout_minutes * 60
-            self._weight_sync = DistributedWeightSync(
-                [EngineClient(url, timeout_s=timeout_s) for url in engine_urls],
-                backend=device.process_group_backend(),
-                host=self._host,
-                ranks_per_engine=self._args.rollout_num_gpus_per_engine,
-                buffer_bytes=self._args.update_weight_buffer_size,
-                timeout_s=timeout_s,
+        args, transports = self._args, []
+        timeout_s, per_engine = args.distributed_timeout_minutes * 60, args.rollout_num_gpus_per_engine
+        buffer_bytes = args.update_weight_buffer_size
+        here, elsewhere = engines_of_rank(self._rank, engine_urls, args.num_shared_engines, per_engine)
+        if here:
+            clients = [EngineClient(url, timeout_s=timeout_s) for url in here]
+            transports.append(TensorTransport(clients, ranks_per_engine=per_engine, timeout_s=timeout_s))
+            buffer_bytes = largest_bucket(buffer_bytes, args.actor_num_gpus_per_node)
+        if elsewhere:
+            clients = [EngineClient(url, timeout_s=timeout_s) for url in elsewhere]
+            backend = device.process_group_backend()
+            transports.append(
+                BroadcastTransport(
+                    clients, backend=backend, host=self._host, ranks_per_engine=per_engine, timeout_s=timeout_s
+                )
             )
-        return self._weight_sync
+        return WeightPublisher(transports, buffer_bytes=buffer_bytes, timeout_s=timeout_s)
 
     def _check_equal(self, clients: list, version: int) -> None:
         """Compare what the trainer exports with what each engine holds, tensor by tensor."""
@@ -112,11 +126,29 @@ class TrainActor:
                     f"differs from the trainer in {len(wrong)} of {len(expected)} tensors, first: {wrong[:5]}"
                 )
 
+    def sleep(self) -> None:
+        self._actor.sleep()
+
+    def wake(self) -> None:
+        self._actor.wake()
+
     def save(self, directory: str) -> None:
         self._actor.save(directory)
 
     def save_hf(self, directory: str) -> None:
         self._actor.save_hf(directory)
+
+
+def engines_of_rank(rank: int, urls: list[str], num_shared: int, per_engine: int) -> tuple[list[str], list[str]]:
+    """(engines that get rank ``rank``'s weights through shared memory, those that get them by broadcast).
+
+    The first ``num_shared`` engines live on trainer slots; engine i starts at slot ``i * per_engine``, which is rank i's own.
+
+    Example:
+        Three engines of one slot, two trainer ranks, so two shared: rank 0 serves engine 0 and broadcasts to engine 2.
+    """
+    here = [url for index, url in enumerate(urls[:num_shared]) if index * per_engine == rank]
+    return here, urls[num_shared:] if rank == 0 else []
 
 
 def _quieten_libraries() -> None:

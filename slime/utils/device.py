@@ -53,11 +53,15 @@ def synchronize() -> None:
 
 
 def empty_cache() -> None:
-    """Give cached device memory back to the driver."""
+    """Give cached device memory back to the driver; on a CPU, freed heap back to the system."""
     import torch
+
+    from slime.utils import platform
 
     if has_accelerator():
         torch.cuda.empty_cache()
+    else:
+        platform.trim_heap()
 
 
 def pin_host_memory() -> bool:

@@ -198,6 +198,24 @@ class EngineClient:
             body["weight_version"] = weight_version
         self._request_success("/update_weights_from_distributed", body, timeout_s)
 
+    def update_weights_from_tensor(
+        self,
+        serialized_named_tensors: list[str],
+        load_format: str | None = None,
+        flush_cache: bool = False,
+        weight_version: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hand over tensors in memory that the engine's machine shares (`slime.utils.tensor_wire`), one text per rank."""
+        body = {
+            "serialized_named_tensors": serialized_named_tensors,
+            "load_format": load_format,
+            "flush_cache": flush_cache,
+            "weight_version": weight_version,
+        }
+        body = {key: value for key, value in body.items() if value is not None}
+        self._request_success("/update_weights_from_tensor", body, timeout_s)
+
     def update_weights_from_disk(
         self,
         model_path: str,

@@ -6,7 +6,9 @@ package names a system folder. It does not know what the numbers are for.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -26,6 +28,18 @@ def shared_memory_dir() -> Path:
     if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         return _SHARED_MEMORY
     return Path(tempfile.gettempdir())
+
+
+def shared_memory_free_bytes() -> int:
+    """Return how much can still be written to shared memory; containers often have 64 MiB in all."""
+    return shutil.disk_usage(shared_memory_dir()).free
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system where the C library holds on to it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def process_tree_memory_bytes(pid: int | None = None) -> int:

@@ -7,6 +7,7 @@ them), advantages, the optimizer steps of the rollout, metrics. Knows no Ray, no
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from slime.observability.progress import Progress
 from slime.observability.timer import Timers
@@ -50,7 +51,7 @@ class MegatronActor:
         self._where = (rank, world_size, master_addr, master_port)
         self._timers = Timers()
         self.model: list = []
-        self.optimizer = self.scheduler = self.runner = self.backup = None
+        self.optimizer = self.scheduler = self.runner = self.backup = self.offload = None
         self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
 
     # ---- start ----------------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ class MegatronActor:
     def _build(self) -> None:
         from slime.backends.megatron_utils import optimizer
         from slime.backends.megatron_utils.model_provider import build_model
+        from slime.backends.megatron_utils.offload import Offload
         from slime.backends.megatron_utils.train_step import StepRunner
         from slime.backends.megatron_utils.weight_backup import WeightBackup
 
@@ -91,6 +93,7 @@ class MegatronActor:
             self.optimizer = optimizer.build_optimizer(self.args, self.model)
             self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
             self.runner = StepRunner(self.args, self.model, self.optimizer, self.scheduler, self.role, self.progress)
+        self.offload = Offload(self.model, self.optimizer)
 
     def _load_actor(self, load_dir: str | None) -> int:
         from slime.backends.megatron_utils import checkpoint
@@ -168,6 +171,7 @@ class MegatronActor:
         """
         from slime.backends.megatron_utils import metrics
 
+        assert not self.offload.is_asleep, "training a sleeping rank"
         with self._timers("train"):
             data, batches = self._prepare(rollout_id, shard)
             with self._timers("actor_train"):
@@ -271,6 +275,29 @@ class MegatronActor:
 
         return mpu.is_pipeline_last_stage()
 
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Give memory back until `wake`; only exports work meanwhile."""
+        with self._timers("sleep"):
+            self.offload.sleep()
+
+    def wake(self) -> None:
+        with self._timers("wake_up"):
+            self.offload.wake()
+
+    @contextmanager
+    def weights_in_place(self) -> Iterator[None]:
+        """Have the weights on the device, also of a sleeping rank, for an export."""
+        was_asleep = self.offload.is_asleep
+        if was_asleep:
+            self.offload.unpark_weights()
+        try:
+            yield
+        finally:
+            if was_asleep:
+                self.offload.park_weights()
+
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def export_weights(self) -> Iterator:
@@ -296,6 +323,7 @@ class MegatronActor:
         """Write model, optimizer, schedule and random state into an existing directory; all ranks call it."""
         from slime.backends.megatron_utils import checkpoint
 
+        assert not self.offload.is_asleep, "saving a sleeping rank"
         with self._timers("save_model"):
             checkpoint.save(self.args, directory, self.model, self.optimizer, self.scheduler)
             if self._reference_moved:

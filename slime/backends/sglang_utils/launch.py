@@ -39,6 +39,10 @@ def _sglang_command(args, *, rank: int, host: str, port: int, base_device: int) 
     command += ["--host", host, "--port", str(port), "--dtype", _DTYPES[args.rollout_precision]]
     command += ["--tp-size", str(args.rollout_num_gpus_per_engine), "--base-gpu-id", str(base_device)]
     command += ["--random-seed", str(args.seed + rank), "--skip-server-warmup", "--enable-metrics"]
+    if args.offload_rollout and rank < args.num_shared_engines:
+        command.append("--enable-memory-saver")
+        if args.update_weights_interval > 1:  # in some rounds nothing is sent that could replace what was released
+            command.append("--enable-weights-cpu-backup")
     for name, value in sorted(args.sglang_given.items()):
         flag = "--" + name.replace("_", "-")
         if value is True:

@@ -1,1 +1,1 @@
-"""Carries weights from the trainer to the rollout engines. Names, shapes and dtypes on the wire are Hugging Face's."""
+"""Carries weights from the trainer to the rollout engines: one publisher, several transports. Wire names are Hugging Face's."""

@@ -9,6 +9,7 @@ import pytest
 
 from slime.config import UserError
 from slime.config import resolve as resolve_module
+from slime.config.validate import fit_to_async_loop
 
 
 def said(args, text: str) -> bool:
@@ -126,6 +127,51 @@ class TestPlacement:
 
     def test_train_only_starts_no_engine(self, parse):
         assert parse("--debug-train-only").rollout_num_engines == 0
+
+
+class TestSharedSlots:
+    @pytest.mark.parametrize(
+        ("words", "rollout_slots", "shared", "offloads"),
+        [
+            ("", 2, 0, (False, False)),
+            ("--colocate", 2, 2, (True, True)),
+            ("--colocate --rollout-num-gpus 1", 1, 1, (True, True)),
+            ("--colocate --rollout-num-gpus 3", 3, 2, (True, True)),
+            ("--colocate --no-offload-train", 2, 2, (False, True)),
+            ("--colocate --no-offload-rollout", 2, 2, (True, False)),
+            ("--colocate --no-offload-train --no-offload-rollout", 2, 2, (False, False)),
+            ("--offload", 2, 0, (True, True)),
+            ("--offload-train", 2, 0, (True, False)),
+            ("--colocate --debug-train-only", 2, 0, (True, True)),
+            ("--colocate --debug-rollout-only", 2, 0, (False, False)),
+            ("--offload --debug-rollout-only", 2, 0, (False, False)),
+        ],
+    )
+    def test_slots_and_offloads(self, parse, words, rollout_slots, shared, offloads):
+        args = parse("--actor-num-gpus-per-node", "2", *words.split())
+        assert (args.rollout_num_gpus, args.num_shared_engines) == (rollout_slots, shared)
+        assert (args.offload_train, args.offload_rollout) == offloads
+
+    def test_offload_of_engines_that_share_nothing_is_said(self, parse):
+        assert said(parse("--offload-rollout"), "--offload-rollout changes nothing")
+        assert not said(parse("--colocate"), "changes nothing")
+
+    def test_strict_args_accepts_the_slots_of_colocate(self, parse):
+        words = "--colocate --actor-num-gpus-per-node 1 --rollout-batch-size 4 --n-samples-per-prompt 2 --num-rollout 1"
+        assert parse("--strict-args", *words.split(), "--global-batch-size", "8").rollout_num_gpus == 1
+
+    def test_generation_that_never_stops_cannot_share_slots(self, parse):
+        path = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+        parse("--rollout-function-path", path)
+        with pytest.raises(UserError, match="--colocate"):
+            parse("--rollout-function-path", path, "--colocate")
+
+    def test_look_ahead_loop_refuses_shared_slots_and_keeps_its_trainer_awake(self, parse):
+        with pytest.raises(UserError, match="--colocate: train_async.py"):
+            fit_to_async_loop(parse("--colocate"))
+        args = parse("--offload-train")
+        fit_to_async_loop(args)
+        assert not args.offload_train and said(args, "--offload-train is off")
 
 
 class TestPrecision:

@@ -83,6 +83,7 @@ def test_custom_reward_file(run, tmp_path):
     [
         "--sglang-context-length 8192 --sglang-log-level INFO --sglang-mem-fraction-static 0.4",
         "--rollout-batch-size 16",
+        "--colocate --sglang-mem-fraction-static 0.4",
         "--update-weights-interval 5",
         "--recompute-activations --micro-batch-size 1 --sequence-parallel",
         "--advantage-estimator gspo",
@@ -103,7 +104,6 @@ def test_evaluation_sets_of_the_documents(run, data):
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--colocate --sglang-mem-fraction-static 0.4", "--colocate: sharing slots"),
         ("--use-fault-tolerance", "--use-fault-tolerance: restarting dead engines"),
         (
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",

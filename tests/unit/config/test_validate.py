@@ -130,9 +130,6 @@ class TestUnbuilt:
     @pytest.mark.parametrize(
         "words",
         [
-            "--colocate",
-            "--offload",
-            "--offload-train",
             "--advantage-estimator ppo",
             "--num-critic-only-steps 1",
             "--use-opd",
@@ -188,15 +185,15 @@ class TestUnbuilt:
 
     def test_flags_of_one_capability_stand_together(self, parse):
         with pytest.raises(UserError) as error:
-            parse(*"--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --colocate".split())
+            parse(*"--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --release-train".split())
         text = str(error.value)
         assert text.count("mixture-of-experts") == 1
         assert "--moe-grouped-gemm, --moe-router-topk 4, --num-experts 8: mixture" in text
-        assert "--colocate: sharing slots" in text
+        assert "--release-train: ending the trainer" in text
 
     def test_values_from_files_are_refused_too(self, parse, tmp_path):
         for flag in ("--config", "--custom-config-path"):
             path = tmp_path / "run.yaml"
-            path.write_text("colocate: true\n")
-            with pytest.raises(UserError, match="--colocate: sharing slots"):
+            path.write_text("use_opd: true\n")
+            with pytest.raises(UserError, match="--use-opd: on-policy"):
                 parse(flag, str(path))

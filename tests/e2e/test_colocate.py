@@ -1,0 +1,35 @@
+"""Trainer and engines on the same slots: the same run as on separate ones, in turns."""
+
+from __future__ import annotations
+
+import pytest
+
+SMALL = (
+    "--rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --sglang-context-length 64 --lr 1e-3 "
+    "--custom-rm-path tests.e2e.hooks.first_token_is_even --num-rollout 3 --check-weight-update-equal"
+).split()
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_colocated_run_equals_the_separate_one(train, num_slots):
+    slots = ("--actor-num-gpus-per-node", num_slots)
+    shared = train(*SMALL, *slots, "--colocate", name="shared")
+    separate = train(*SMALL, *slots, "--rollout-num-gpus", num_slots, name="separate")
+    for name in ("rollout/raw_reward", "train/grad_norm", "train/loss"):
+        assert len(shared.series(name)) == 3
+        assert shared.series(name) == separate.series(name), name
+    assert len(shared.series("perf/offload_wall_time")) == 3 and not separate.series("perf/offload_wall_time")
+    assert len(shared.series("perf/wake_up_time")) == 3
+
+
+def test_engine_beyond_the_trainers_slots_gets_the_same_weights_by_broadcast(train):
+    flags = "--actor-num-gpus-per-node 1 --rollout-num-gpus 2 --colocate --update-weights-interval 2".split()
+    run = train(*SMALL, *flags)
+    assert len(run.series("train/grad_norm")) == 3
+    # Both engines were checked at each sync, and what they generated is what the trainer would have.
+    assert max(run.series("train/train_rollout_logprob_abs_diff")) < 1e-4
+
+
+def test_look_ahead_loop_refuses_shared_slots(train):
+    run = train(*SMALL, "--colocate", script="train_async.py", check=False)
+    assert run.status == 2 and "--colocate" in run.output and "train.py" in run.output

@@ -1,0 +1,120 @@
+"""The envelope of a weight update: order of the calls, one walk over the weights for all transports, recovery."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slime.backends.weight_sync.publisher import WeightPublisher
+from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
+from slime.utils import platform, tensor_wire
+
+WEIGHTS = [("a", torch.arange(4.0)), ("b", torch.arange(100.0)), ("c", torch.ones(3)), ("d", torch.ones(2))]
+
+
+class FakeEngine:
+    """Records the calls and keeps what it was sent, like an engine that applies a bucket or nothing of it."""
+
+    def __init__(self, base_url: str = "http://engine", fail_at: str | None = None):
+        self.base_url, self.fail_at = base_url, fail_at
+        self.calls: list[str] = []
+        self.held: dict[str, torch.Tensor] = {}
+        self.version: str | None = None
+        self.is_open = self.is_paused = False
+
+    def _note(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self.fail_at:
+            self.fail_at = None
+            raise RuntimeError(f"{self.base_url} failed at {name}")
+
+    def pause(self, mode):
+        self.is_paused = True
+        self._note("pause")
+
+    def flush_cache(self, deadline_s):
+        self._note("flush")
+
+    def begin_weight_update(self):
+        if self.is_open:
+            raise RuntimeError("a window is already open")  # what SGLang answers
+        self.is_open = True
+        self._note("begin")
+
+    def end_weight_update(self):
+        if not self.is_open:
+            raise RuntimeError("no window is open")
+        self.is_open = False
+        self._note("end")
+
+    def continue_generation(self):
+        self.is_paused = False
+        self._note("continue")
+
+    def update_weights_from_tensor(self, serialized, load_format, weight_version):
+        pairs = tensor_wire.named_tensors_of(tensor_wire.deserialize(serialized[0]), load_format)
+        copies = {name: tensor.clone() for name, tensor in pairs}
+        self._note("update")
+        self.held |= copies
+        self.version = weight_version
+
+
+def publisher_for(*engines, buffer_bytes: int = 64) -> WeightPublisher:
+    return WeightPublisher([TensorTransport(list(engines), timeout_s=5)], buffer_bytes=buffer_bytes, timeout_s=5)
+
+
+def holds(engine, weights) -> bool:
+    return engine.held.keys() == {name for name, _ in weights} and all(
+        torch.equal(engine.held[name], tensor) for name, tensor in weights
+    )
+
+
+def test_update_is_pause_flush_begin_buckets_end_continue():
+    engine = FakeEngine()
+    stats = publisher_for(engine).update(WEIGHTS, "3")
+    assert engine.calls == ["pause", "flush", "begin", "update", "update", "update", "end", "continue"]
+    assert holds(engine, WEIGHTS) and engine.version == "3"
+    assert stats == {"bytes": 4 * (4 + 100 + 3 + 2), "buckets": 3}  # b is larger than a bucket and travels alone
+
+
+def test_every_engine_and_transport_gets_every_bucket_of_one_walk():
+    engines = [FakeEngine(f"http://{i}") for i in range(3)]
+    transports = [TensorTransport(engines[:2], timeout_s=5), TensorTransport(engines[2:], timeout_s=5)]
+    walked = []
+    weights = (walked.append(name) or (name, tensor) for name, tensor in WEIGHTS)
+    WeightPublisher(transports, buffer_bytes=64, timeout_s=5).update(weights, "1")
+    assert walked == ["a", "b", "c", "d"]
+    assert all(holds(engine, WEIGHTS) for engine in engines)
+
+
+@pytest.mark.parametrize("step", ["pause", "flush", "begin", "update", "end", "continue"])
+def test_after_a_failure_engines_go_on_and_the_next_update_works(step):
+    broken, healthy = FakeEngine("http://broken", fail_at=step), FakeEngine("http://healthy")
+    publisher = publisher_for(broken, healthy)
+    with pytest.raises(RuntimeError, match=f"version 1 failed.*http://broken failed at {step}"):
+        publisher.update(WEIGHTS, "1")
+    for engine in (broken, healthy):
+        assert not engine.is_paused and not engine.is_open
+    publisher.update(WEIGHTS, "2")
+    for engine in (broken, healthy):
+        assert holds(engine, WEIGHTS) and engine.version == "2"
+
+
+def test_live_weights_are_not_moved_to_shared_memory():
+    tensor = torch.ones(8)
+    publisher_for(FakeEngine()).update([("a", tensor)], "1")
+    assert not tensor.is_shared()
+
+
+def test_bucket_that_does_not_fit_into_shared_memory_is_refused_before_it_is_written(monkeypatch):
+    engine = FakeEngine()
+    monkeypatch.setattr(platform, "shared_memory_free_bytes", lambda: 100)
+    with pytest.raises(RuntimeError, match=r"400 bytes \(b.*100 bytes are free.*--shm-size"):
+        publisher_for(engine, buffer_bytes=400).update(WEIGHTS[1:2], "1")
+    assert engine.calls[-1] == "continue"
+
+
+def test_buckets_of_all_ranks_of_a_node_fit_into_half_of_the_shared_memory(monkeypatch):
+    monkeypatch.setattr(platform, "shared_memory_free_bytes", lambda: 64 * 2**20)
+    assert largest_bucket(512 * 2**20, num_senders=2) == 16 * 2**20
+    assert largest_bucket(1024, num_senders=2) == 1024
