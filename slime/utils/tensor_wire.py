@@ -286,11 +286,12 @@ def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.T
     return reductions.rebuild_typed_storage(storage, dtype)
 
 
-def _cuda_tensor(_cls: str, size, stride, offset, _storage_cls: str, *rest: Any) -> torch.Tensor:
+def _cuda_tensor(_cls: str, size, stride, offset, storage_cls: str, *rest: Any) -> torch.Tensor:
     import torch
     from torch.multiprocessing import reductions
 
-    return reductions.rebuild_cuda_tensor(torch.Tensor, size, stride, offset, torch.UntypedStorage, *rest)
+    storage = {"TypedStorage": torch.TypedStorage, "UntypedStorage": torch.UntypedStorage}[storage_cls]
+    return reductions.rebuild_cuda_tensor(torch.Tensor, size, stride, offset, storage, *rest)
 
 
 @contextmanager

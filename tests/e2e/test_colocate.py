@@ -26,8 +26,9 @@ def test_engine_beyond_the_trainers_slots_gets_the_same_weights_by_broadcast(tra
     flags = "--actor-num-gpus-per-node 1 --rollout-num-gpus 2 --colocate --update-weights-interval 2".split()
     run = train(*SMALL, *flags)
     assert len(run.series("train/grad_norm")) == 3
-    # Both engines were checked at each sync, and what they generated is what the trainer would have.
-    assert max(run.series("train/train_rollout_logprob_abs_diff")) < 1e-4
+    # Both engines were checked at each sync. Round 2 has round 1's weights, which the shared engine got back without a sync.
+    gaps = run.series("train/train_rollout_logprob_abs_diff")
+    assert gaps[0] < 1e-4 and gaps[2] < 1e-4 and gaps[1] < 0.1
 
 
 def test_look_ahead_loop_refuses_shared_slots(train):
