@@ -37,8 +37,9 @@ format: $(STAMP)  ## repair style
 	$(BIN)/ruff format .
 	$(BIN)/python tools/check_text.py --fix
 
-docs: $(STAMP)  ## write the flag reference anew
+docs: $(STAMP)  ## write the flag reference and the files shown in documents anew
 	$(BIN)/python tools/gen_flag_docs.py
+	$(BIN)/python tools/include_files.py
 
 size: $(STAMP)  ## lines per package and the largest functions
 	$(BIN)/python tools/size.py

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from slime.observability.progress import Progress
@@ -76,10 +77,17 @@ class RolloutManager:
             raise ValueError(str(error)) from error  # a wrong path is the user's mistake, not a failure of the run
         self._data_source = create_data_source(args)
         if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.custom_generate_function_path:
-            note = choose_reward(args, getattr(self._data_source, "dataset", None) or ())
+            note = choose_reward(args, self._known_prompts())
             self._notes += [note] if note else []
         self._rollout_function = load_function(args.rollout_function_path)
         self._eval_function = load_function(args.eval_function_path)
+
+    def _known_prompts(self) -> Iterable:
+        """Prompts that can be looked at before the first round: all of a file, the first of a stream, none of other sources."""
+        from slime.utils.streaming_data import StreamingPrompts
+
+        dataset = getattr(self._data_source, "dataset", None)
+        return [dataset.first] if isinstance(dataset, StreamingPrompts) else dataset or ()
 
     def _generation_state(self):
         from slime.rollout.sglang_rollout import GenerateState

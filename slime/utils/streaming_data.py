@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class StreamingPrompts:
-    """`next()` gives the prompts of `path` in file order, then None.
+    """`next()` gives the prompts of `path` in file order, then None; `first` is the first of them.
 
     Raises:
         ValueError: the file has no usable prompt.
@@ -28,7 +28,8 @@ class StreamingPrompts:
         self.position = 0
         self.num_too_long = 0
         self.rewind()
-        if self.next() is None:
+        self.first = self.next()
+        if self.first is None:
             raise ValueError(
                 f"{path} holds no usable prompt: {self.position} rows after the slice, {self.num_too_long} of them longer "
                 f"than {fmt.max_prompt_len} tokens (--rollout-max-prompt-len); check the file, the slice and the limit"

@@ -1,0 +1,62 @@
+"""The files of examples/hooks in one real run: every hook at once, through train.py."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from tests.e2e.conftest import REPO, Run
+
+HOOKS = REPO / "examples" / "hooks"
+SMALL = (
+    "--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 4 --sglang-context-length 128 --lr 1e-3 "
+    "--actor-num-gpus-per-node 1 --rollout-num-gpus 1"
+).split()
+
+
+def undocumented(run: Run) -> set[str]:
+    """Metrics that the run wrote and docs/metrics.md does not name."""
+    page = (REPO / "docs" / "metrics.md").read_text(encoding="utf-8")
+    patterns = []
+    for row in re.findall(r"^\| (`[^|]*) \|", page, re.M):
+        for name in re.findall(r"`([^`]+)`", row):
+            name = re.sub(r"\{([^}]*)\}", lambda m: "(" + m[1].replace(",", "|") + ")", name)
+            patterns.append(re.sub(r"[A-Z]{2,}|K\b", r"[^/]+", name))
+    written = {name for line in run.metrics() for name in line} - {"time", "step_key", "step"}
+    return {name for name in written if not any(re.fullmatch(pattern, name) for pattern in patterns)}
+
+
+def test_all_hooks_work_together_in_a_run(train, tmp_path):
+    run = train(
+        *(*SMALL, "--rollout-max-response-len", 48, "--max-turns", 2),
+        *("--data-source-path", HOOKS / "data_source.py", "--rollout-stop", "e", "o", "a"),
+        *("--custom-generate-function-path", HOOKS / "multi_turn_tool.py"),
+        *("--rollout-sample-hook-path", f"{HOOKS}/sample_hook.py:strip_answer"),
+        *("--custom-rm-path", HOOKS / "reward_class.py", "--rm-model-path", tmp_path),
+        *("--dynamic-sampling-filter-path", f"{HOOKS}/filters.py:keep_mixed"),
+        *("--buffer-filter-path", f"{HOOKS}/filters.py:newest_first"),
+        *("--rollout-sample-filter-path", f"{HOOKS}/filters.py:drop_truncated"),
+        *("--custom-reward-post-process-path", f"{HOOKS}/reward_post_process.py:minus_group_mean"),
+        *("--custom-advantage-function-path", f"{HOOKS}/loss.py:early_tokens_count_more"),
+        *("--loss-type", "custom_loss", "--custom-loss-function-path", f"{HOOKS}/loss.py:reinforce"),
+        *("--save-debug-rollout-data", tmp_path / "dump_{rollout_id}.pt"),
+    )
+    assert len(run.series("train/entropy_of_sampled")) == 2 and min(run.series("train/grad_norm")) > 0
+    samples = torch.load(tmp_path / "dump_0.pt", weights_only=True)["samples"]
+    with_tool = [sample for sample in samples if 0 in sample["loss_mask"]]
+    assert with_tool and all(0.0 in sample["rollout_log_probs"] for sample in with_tool)
+    assert all("full_response" in sample["metadata"] for sample in samples)
+    assert undocumented(run) == set()
+
+
+def test_metrics_of_a_run_are_documented_and_its_data_may_be_streamed(train, workspace, tmp_path):
+    (tmp_path / "hook.py").write_text("def custom_rm(args, sample): return float(sample.index % 2)\n")
+    run = train(
+        *(*SMALL, "--rollout-max-response-len", 6, "--streaming-data", "--num-data-workers", 2),
+        *("--use-kl-loss", "--kl-loss-coef", "0.01", "--use-tis", "--num-steps-per-rollout", 2, "--log-passrate"),
+        *("--eval-prompt-data", "held_out", f"{workspace.data}@[0:4]", "--eval-interval", 2, "--save-interval", 2),
+        *("--n-samples-per-eval-prompt", 2, "--custom-rm-path", tmp_path / "hook.py"),
+    )
+    assert undocumented(run) == set()
+    assert len(run.metrics("train/step")) == 4 and {"eval/held_out"} <= run.metrics("eval/step")[0].keys()

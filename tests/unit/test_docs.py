@@ -1,0 +1,47 @@
+"""What the documents show is what the files hold, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+def include_files():
+    spec = importlib.util.spec_from_file_location("include_files", ROOT / "tools" / "include_files.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert missing == []
+
+
+def test_files_shown_in_documents_are_current():
+    tool = include_files()
+    stale = [page.name for page in tool.documents() if tool.fill(page.read_text()) != page.read_text()]
+    assert stale == [], "run make docs"
+
+
+def test_every_hook_example_is_shown():
+    shown = set(re.findall(r"<!-- file: examples/hooks/(\S+) -->", (ROOT / "docs" / "hooks.md").read_text()))
+    assert shown == {path.name for path in (ROOT / "examples" / "hooks").glob("*.py")}
+
+
+@pytest.mark.parametrize("name", ["data", "hooks", "metrics", "troubleshooting"])
+def test_flags_in_the_documents_exist(name):
+    from slime.config.parse import build_parser
+
+    known = set(build_parser()._option_string_actions)
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w-])", text) if flag != "--help"}
+    assert named and named - known == set()
