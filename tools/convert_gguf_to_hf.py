@@ -4,7 +4,7 @@ Usage: convert_gguf_to_hf.py FILE.gguf OUT [--dtype float32|bfloat16]
 
 Quantized weights are written out in full; nothing in the folder says that they once were quantized, so that transformers,
 the engine and the trainer read it like any other checkpoint. OUT appears complete or not at all.
-Needs the `gguf` package: pip install -e ".[examples]".
+Needs the packages `gguf` and `accelerate`: pip install -e ".[examples]".
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 DTYPES = ("float32", "bfloat16")
+NEEDED = ("gguf", "accelerate")  # transformers reads GGUF files with both
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,16 +38,18 @@ def convert(gguf: Path, out: Path, dtype: str = "float32") -> Path:
 
     Raises:
         FileNotFoundError: no such file. ValueError: not a GGUF file, or `out` holds something already.
-        ModuleNotFoundError: the `gguf` package is missing.
+        ModuleNotFoundError: one of NEEDED is missing.
     """
     _check(gguf, out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as unfinished:
-        _write(gguf, Path(unfinished), dtype)
-        _check_ordinary(Path(unfinished))
-        if out.exists():
-            out.rmdir()
-        shutil.copytree(unfinished, out, copy_function=shutil.move)
+    unfinished = out.with_name(f".{out.name}-unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        _write(gguf, unfinished, dtype)
+        _check_ordinary(unfinished)
+        os.replace(unfinished, out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return out
 
 
@@ -58,8 +61,9 @@ def _check(gguf: Path, out: Path) -> None:
             raise ValueError(f"{gguf} is not a GGUF file (its first bytes are not 'GGUF')")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder; remove it or name another one")
-    if importlib.util.find_spec("gguf") is None:
-        raise ModuleNotFoundError('reading GGUF files needs the gguf package: pip install -e ".[examples]"')
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"reading GGUF files needs {', '.join(missing)}: pip install -e \".[examples]\"")
 
 
 def _write(gguf: Path, out: Path, dtype: str) -> None:

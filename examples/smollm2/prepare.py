@@ -29,7 +29,7 @@ TASKS = {
     "letter_counting": {"min_words": 3, "max_words": 4},
     "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
 }
-NUM_TRAIN, NUM_HELD_OUT = 600, 60
+NUM_TRAIN, NUM_HELD_OUT = 600, 30
 SEED = 1
 
 

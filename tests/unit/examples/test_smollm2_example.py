@@ -63,7 +63,7 @@ def test_task_sets_share_no_question(tmp_path):
         {json.loads(line)["prompt"][0]["content"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()}
         for name in ("train", "held_out")
     )
-    assert len(train) >= 300 and len(held_out) >= 40 and not train & held_out
+    assert len(train) >= 300 and len(held_out) == 30 and not train & held_out
 
 
 def test_the_run_script_s_flags_are_accepted(tmp_path):
