@@ -63,7 +63,7 @@ def _check(gguf: Path, out: Path) -> None:
         raise ValueError(f"{out} exists and is not an empty folder; remove it or name another one")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ModuleNotFoundError(f"reading GGUF files needs {', '.join(missing)}: pip install -e \".[examples]\"")
+        raise ModuleNotFoundError(f'reading GGUF files needs {", ".join(missing)}: pip install -e ".[examples]"')
 
 
 def _write(gguf: Path, out: Path, dtype: str) -> None:

@@ -1,8 +1,8 @@
 """The reward of the SmolLM2 example: reasoning-gym's own scorer on the answer found in the response.
 
 Extraction, deliberately simple (`extract_answer`): end markers and surrounding white space go away; if the label is a
-number, the answer is the last number of the response ("17 + 5 = 22." -> "22"); otherwise it is the first line without
-quotes and a final full stop. The scorer of the row's data set (`metadata["source_dataset"]`) then gives 0 to 1; several
+number, the answer is the last number of the response, in digits or as a small word ("17 + 5 = 22." -> "22", "it appears
+once" -> "1"); otherwise it is the first line without quotes and a final full stop. The scorer of the row's data set (`metadata["source_dataset"]`) then gives 0 to 1; several
 give partial credit below 1 for a wrong but well-formed answer, which is cut to 0 here so that reward means "right".
 """
 
@@ -12,6 +12,9 @@ import functools
 import re
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+WORDS = {"once": "1", "twice": "2"}
+WORDS |= {w: str(n) for n, w in enumerate("zero one two three four five six seven eight nine ten".split())}
+NUMBER_OR_WORD = re.compile(rf"{NUMBER.pattern}|\b(?:{'|'.join(WORDS)})\b", re.I)
 
 
 async def reward_func(args, sample, **kwargs) -> float:
@@ -30,8 +33,8 @@ def extract_answer(response: str, label: str) -> str:
     """
     text = re.sub(r"<\|.*?\|>", "", response).strip()
     if NUMBER.fullmatch(label):
-        numbers = NUMBER.findall(text)
-        return numbers[-1].replace(",", "") if numbers else ""
+        numbers = NUMBER_OR_WORD.findall(text) or [""]
+        return WORDS.get(numbers[-1].lower(), numbers[-1].replace(",", ""))
     first_line = text.splitlines()[0] if text else ""
     return first_line.strip().rstrip(".").strip("'\"` ")
 

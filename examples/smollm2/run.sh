@@ -20,8 +20,8 @@ ROLLOUT_ARGS=(
    --rollout-batch-size 8
    --n-samples-per-prompt 4
    --global-batch-size 32
-   --rollout-max-response-len 32
-   --rollout-temperature 1
+   --rollout-max-response-len 24
+   --rollout-temperature 0.7
 )
 
 EVAL_ARGS=(

@@ -32,6 +32,8 @@ def load(path: Path):
         ("The sum of 17 and 5 is 22.<|im_end|>", "22", "22"),
         ("3 - 9 = -6", "-6", "-6"),
         ("It is 1,024 in all", "1024", "1024"),
+        ("It appears only once.", "1", "1"),
+        ("Three times, in one word", "1", "1"),
         ("I do not know", "4", ""),
         (" 'olleh'.<|im_end|>", "olleh", "olleh"),
         ("Tayo\nbecause he said so", "Tayo", "Tayo"),
@@ -60,10 +62,10 @@ def test_task_sets_share_no_question(tmp_path):
     pytest.importorskip("reasoning_gym")
     load(EXAMPLE / "prepare.py").make_tasks(tmp_path)
     train, held_out = (
-        {json.loads(line)["prompt"][0]["content"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()}
+        {json.loads(line)["prompt"][1]["content"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()}
         for name in ("train", "held_out")
     )
-    assert len(train) >= 300 and len(held_out) == 30 and not train & held_out
+    assert len(train) == 300 and len(held_out) == 30 and not train & held_out
 
 
 def test_the_run_script_s_flags_are_accepted(tmp_path):
