@@ -37,6 +37,7 @@ ENGINES = section(
     "slime/ray",
     [
         F("--rollout-engine", "engine that generates: SGLang, or the embedded one (slime.engine); auto takes SGLang where a GPU and the package are present", default="auto", choices=("auto", "sglang", "embedded"), src="O", owner="slime/backends"),
+        F("--sglang-python", "interpreter of another environment that SGLang is installed in; engines are started with it (this one's when not given)", "path", src="O", owner="slime/backends"),
         F("--rollout-precision", "number format of the engine; the trainer's when not given", choices=("auto", "bf16", "fp16", "fp32"), src="O", owner="slime/backends"),
         F("--sglang-server-concurrency", "requests in flight per engine", "int", 512, src="U", owner="slime/rollout"),
         F("--sglang-config", "YAML file with the engine topology", "path", src="s"),

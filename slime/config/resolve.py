@@ -26,7 +26,7 @@ from slime.config.yaml_file import apply_custom_config
 #: Flags that look like server flags but are the framework's own.
 FRAMEWORK_SERVER_ARGS = frozenset(
     """sglang_server_concurrency sglang_config sglang_router_ip sglang_router_port sglang_router_request_timeout_secs
-    router_policy router_log_level""".split()
+    sglang_python router_policy router_log_level""".split()
 )
 
 
@@ -97,15 +97,26 @@ def devices(run: Run) -> None:
     args.bf16, args.fp16 = args.precision == "bf16", args.precision == "fp16"
     if args.rollout_precision in (None, "auto"):
         args.rollout_precision = args.precision
-    if args.rollout_engine == "auto":
-        has_sglang = gpu and importlib.util.find_spec("sglang") is not None
-        args.rollout_engine = "sglang" if has_sglang else "embedded"
-    if args.rollout_engine == "sglang" and importlib.util.find_spec("sglang") is None:
-        raise UserError("--rollout-engine sglang: the sglang package is not installed (pip install 'slime[gpu]')")
+    rollout_engine(args, gpu)
     if not gpu:
         args.distributed_backend = "gloo"
     if args.rollout_engine == "embedded" and "router_policy" not in run.given:
         args.router_policy = "round_robin"
+
+
+def rollout_engine(args: argparse.Namespace, gpu: bool) -> None:
+    """Resolve --rollout-engine auto and check that SGLang is there when it is the engine."""
+    python = args.sglang_python
+    if python and not os.access(python, os.X_OK):
+        raise UserError(f"--sglang-python {python}: no such program")
+    has_sglang = bool(python) or importlib.util.find_spec("sglang") is not None
+    if args.rollout_engine == "auto":
+        args.rollout_engine = "sglang" if gpu and has_sglang else "embedded"
+    if args.rollout_engine == "sglang" and not has_sglang:
+        raise UserError(
+            "--rollout-engine sglang: the sglang package is not installed here (pip install 'slime[gpu]'), and "
+            "--sglang-python names no other environment"
+        )
 
 
 def placement(run: Run) -> None:

@@ -29,7 +29,7 @@ class PrefillBudget:
         key = _family_key(request)
         if key in self._seen:
             return True
-        cost = len(request.prompt_ids) + len(request.output_ids)
+        cost = num_unread([request])
         if self._seen and cost > self._left:
             return False
         self._seen.add(key)
@@ -43,7 +43,7 @@ def prefill_groups(requests: list[Request]) -> list[list[Family]]:
     for request in requests:
         families.setdefault(_family_key(request), []).append(request)
     groups: list[list[Family]] = []
-    for family in sorted(families.values(), key=lambda f: (is_scoring(f), sequence_length(f))):
+    for family in sorted(families.values(), key=lambda f: (is_scoring(f), num_kept(f) > 0, num_unread(f))):
         if groups and _fits(groups[-1], family):
             groups[-1].append(family)
         else:
@@ -52,8 +52,18 @@ def prefill_groups(requests: list[Request]) -> list[list[Family]]:
 
 
 def sequence_length(family: Family) -> int:
-    """Return how many tokens have to be read for the family."""
+    """Return how many tokens the family's sequence has so far."""
     return len(family[0].prompt_ids) + len(family[0].output_ids)
+
+
+def num_kept(family: Family) -> int:
+    """Return how many first tokens of the family are kept from earlier requests."""
+    return min(0 if request.prefix is None else request.prefix.length for request in family)
+
+
+def num_unread(family: Family) -> int:
+    """Return how many tokens the model has to read for the family."""
+    return sequence_length(family) - num_kept(family)
 
 
 def is_scoring(family: Family) -> bool:
@@ -62,11 +72,12 @@ def is_scoring(family: Family) -> bool:
 
 
 def _fits(group: list[Family], family: Family) -> bool:
-    length = sequence_length(family)
+    length = num_unread(family)
     return (
         is_scoring(group[0]) == is_scoring(family)
+        and (num_kept(group[0]) > 0) == (num_kept(family) > 0)
         and length * (len(group) + 1) <= PREFILL_TOKENS
-        and (length <= FREE_PADDING or length <= 2 * sequence_length(group[0]))
+        and (length <= FREE_PADDING or length <= 2 * num_unread(group[0]))
     )
 
 

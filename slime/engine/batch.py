@@ -28,7 +28,7 @@ _COLUMNS = {
     "filtered": np.bool_,
     "adjusted": np.bool_,  # logits change before sampling: penalties, min_new_tokens
     "has_stop_strings": np.bool_,
-    "wants_top": np.bool_,
+    "wants_top": np.bool_,  # log-probs of other tokens than the sampled one
     "streams": np.bool_,
 }
 
@@ -74,7 +74,7 @@ class RunningBatch:
             "filtered": params.is_filtered,
             "adjusted": params.is_penalised or params.min_new_tokens > 0,
             "has_stop_strings": bool(params.stop),
-            "wants_top": request.return_logprob and request.top_logprobs_num > 0,
+            "wants_top": request.wants_table,
             "streams": request.stream,
         }
         for name, value in values.items():

@@ -7,13 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from aiohttp import web
 
+from slime.engine.call_runner import CallRunner
+from slime.engine.chat_template import ChatTemplate
 from slime.engine.generator import Generator
 from slime.engine.http_api import HttpApi
 from slime.engine.info import ServerInfo
 from slime.engine.kv_cache import KVCache
 from slime.engine.model import Model
 from slime.engine.model_config import MAX_DEFAULT_CONTEXT, ModelConfig, load_model_config
+from slime.engine.openai_api import OpenAiApi
+from slime.engine.openai_replies import OpenAiWriter
+from slime.engine.openai_requests import OpenAiParser
 from slime.engine.scheduler import Events, Scheduler
 from slime.engine.server_args import ServerArgs
 from slime.engine.tokenizer import EngineTokenizer
@@ -31,6 +37,13 @@ class Engine:
 
     scheduler: Scheduler
     api: HttpApi
+    openai: OpenAiApi
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application with all routes."""
+        app = self.api.application()
+        self.openai.add_routes(app)
+        return app
 
 
 def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engine:
@@ -50,15 +63,23 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
         logger.warning("no tokenizer in %s: only input_ids are served and text is empty", args.model_path)
     model = Model(config, weights, cache, context_length)
     generator = Generator(
-        model, cache, tokenizer, args.max_running_requests, one_by_one=args.enable_deterministic_inference
+        model,
+        cache,
+        tokenizer,
+        args.max_running_requests,
+        one_by_one=args.enable_deterministic_inference,
+        keeps_prefixes=not (args.disable_radix_cache or args.enable_deterministic_inference),
     )
     scheduler = Scheduler(generator, args.weight_version, on_events)
     updates = WeightUpdates(weights, args.weight_update_timeout_s)
     limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed)
     info = ServerInfo(args, config, context_length, scheduler)
-    api = HttpApi(scheduler, updates, CallParser(limits, tokenizer), ReplyWriter(tokenizer), info)
+    parser, runner = CallParser(limits, tokenizer), CallRunner(scheduler)
+    api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner)
+    openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), info.name, args.model_path)
+    openai = OpenAiApi(runner, openai_parser, OpenAiWriter(tokenizer), info)
     _log_size(weights, cache, context_length)
-    return Engine(scheduler, api)
+    return Engine(scheduler, api, openai)
 
 
 def _context_length(args: ServerArgs, config: ModelConfig) -> int:

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from slime.engine import sampler
-from slime.engine.admission import Family, is_scoring, sequence_length
+from slime.engine.admission import Family, is_scoring, num_kept, num_unread, sequence_length
 from slime.engine.batch import RunningBatch
 from slime.engine.kv_cache import KVCache
 from slime.engine.model import Model
+from slime.engine.prefix_store import PrefixStore
 from slime.engine.requests import Request
 from slime.engine.tokenizer import EngineTokenizer, find_stop
 
@@ -25,11 +26,28 @@ class Generator:
     """The model with its running requests."""
 
     def __init__(
-        self, model: Model, cache: KVCache, tokenizer: EngineTokenizer, max_rows: int, one_by_one: bool = False
+        self,
+        model: Model,
+        cache: KVCache,
+        tokenizer: EngineTokenizer,
+        max_rows: int,
+        one_by_one: bool = False,
+        keeps_prefixes: bool = True,
     ):
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
         self.one_by_one = one_by_one  # same shapes for a request whatever else runs, hence the same bits
         self.batch = RunningBatch(max_rows)
+        self.prefixes = PrefixStore(cache, lambda: model.weights.num_changes, keeps_prefixes)
+
+    def find_prefix(self, request: Request) -> None:
+        """Look up which of the request's tokens need not be read."""
+        tokens = request.prompt_ids + request.output_ids if request.output_ids else request.prompt_ids
+        request.prefix = self.prefixes.find(tokens, request.reusable_length)
+
+    def make_room(self, num_new: int, length: int) -> None:
+        """Prepare the cache for that many more rows and rows of that length."""
+        self.cache.reserve(self.batch.size + num_new, length, self.batch.size)
+        self.prefixes.fit()
 
     def prefill(self, families: list[Family]) -> dict[int, dict]:
         """Start requests: read prompt and earlier output, sample one token. Returns finish reasons by row.
@@ -39,26 +57,24 @@ class Generator:
         if self.one_by_one and len(families) > 1:
             return {row: reason for family in families for row, reason in self.prefill([family]).items()}
         batch, device = self.batch, self.model.device
-        lengths = [sequence_length(family) for family in families]
-        padded = np.zeros((len(families), max(lengths)), dtype=np.int64)
-        for i, family in enumerate(families):
-            padded[i, : lengths[i]] = family[0].prompt_ids + family[0].output_ids
         first = batch.size
-        tokens = torch.from_numpy(padded).to(device)
-        hidden = self.model.prefill(tokens, first)
+        kept, unread = [num_kept(family) for family in families], [num_unread(family) for family in families]
+        hidden = self._read(families, kept, unread)
         source = list(range(len(families))) + [i for i, family in enumerate(families) for _ in family[1:]]
         requests = [family[0] for family in families] + [other for family in families for other in family[1:]]
         if len(requests) > len(families):
-            self.cache.copy_rows(first + np.array(source[len(families) :]), first + len(families), max(lengths))
-        for i, request in zip(source, requests, strict=True):
+            longest = max(sequence_length(family) for family in families)
+            self.cache.copy_rows(first + np.array(source[len(families) :]), first + len(families), longest)
+        for n, (i, request) in enumerate(zip(source, requests, strict=True)):
             batch.add(request)
+            request.weights_version = self.model.weights.num_changes
+            if not request.num_retractions:
+                request.cached_tokens = kept[i] if n < len(families) else len(request.prompt_ids) - 1
             if request.needs_input_logprobs and not request.input_logprobs:
-                self._score_prompt(request, tokens[i], hidden[i])
-        for request in requests[len(families) :]:
-            request.cached_tokens = len(request.prompt_ids) - 1
+                self._score_prompt(request, hidden[i], kept[i])
         if is_scoring(families[0]):
             return {first + i: {"type": "length", "length": 0} for i in range(len(requests))}
-        last = torch.tensor(lengths, device=device) - 1
+        last = torch.tensor(unread, device=device) - 1
         logits = self.model.logits(hidden[torch.arange(len(families), device=device), last])
         return self._sample(logits[torch.tensor(source, device=device)], first)
 
@@ -82,11 +98,34 @@ class Generator:
             self.model.decode(tokens[one], positions[one], int(self.batch.length[row]) + 1, first_row=row)
         )
 
+    def finish(self, rows: list[int]) -> None:
+        """Forget rows that the caller has flushed, but keep what was read for requests that go on from there."""
+        for row in rows:
+            request = self.batch.requests[row]
+            tokens = (request.prompt_ids + request.output_ids)[: int(self.batch.length[row])]
+            self.prefixes.keep(row, tokens, request.weights_version, request.prefix)
+            request.prefix = None
+        self.remove(rows)
+
     def remove(self, rows: list[int]) -> None:
         """Forget rows; the caller has flushed them."""
         movers, holes = self.batch.remove(rows)
         if holes:
             self.cache.move_rows(movers, holes, int(self.batch.length[holes].max()))
+
+    def _read(self, families: list[Family], kept: list[int], unread: list[int]) -> torch.Tensor:
+        """Read the families' tokens behind those kept into rows batch.size..; returns hidden states [B, longest, E]."""
+        first, device = self.batch.size, self.model.device
+        padded = np.zeros((len(families), max(unread)), dtype=np.int64)
+        for i, family in enumerate(families):
+            padded[i, : unread[i]] = (family[0].prompt_ids + family[0].output_ids)[kept[i] :]
+        tokens = torch.from_numpy(padded).to(device)
+        if not any(kept):
+            return self.model.prefill(tokens, first)
+        for i, family in enumerate(families):
+            self.prefixes.restore(family[0].prefix, first + i)
+        known, lengths = torch.tensor(kept, device=device), torch.tensor(unread, device=device)
+        return self.model.extend(tokens, first, known, lengths)
 
     def _sample(self, logits: torch.Tensor, first: int) -> dict[int, dict]:
         """Sample a token for rows first.. from logits [rows, V] and record it."""
@@ -150,20 +189,34 @@ class Generator:
 
     def _record_top(self, log_probs: torch.Tensor, rows: slice) -> None:
         for row in np.flatnonzero(self.batch.wants_top[rows]) + rows.start:
-            request = self.batch.requests[row]
-            request.output_top.append(top_pairs(log_probs[row - rows.start], request.top_logprobs_num))
+            request, line = self.batch.requests[row], log_probs[row - rows.start]
+            if request.top_logprobs_num:
+                request.output_top.append(top_pairs(line, request.top_logprobs_num))
+            if request.logprob_token_ids:
+                request.output_chosen.append(pairs_of(line, request.logprob_token_ids))
 
-    def _score_prompt(self, request: Request, tokens: torch.Tensor, hidden: torch.Tensor) -> None:
-        """Fill in log-probs of the prompt tokens from logprob_start_len on; the first has none."""
+    def _score_prompt(self, request: Request, hidden: torch.Tensor, num_kept: int) -> None:
+        """Fill in log-probs of the prompt tokens from logprob_start_len on; the first has none.
+
+        `hidden` begins at token `num_kept`.
+        """
         start, end = request.logprob_start_len, len(request.prompt_ids)
-        request.input_logprobs, request.input_top = [None], [None]
+        tokens = torch.tensor(request.prompt_ids, device=hidden.device)
+        request.input_logprobs, request.input_top, request.input_chosen = [None], [None], [None]
         for low in range(start, end - 1, LOGIT_ROWS):
             high = min(low + LOGIT_ROWS, end - 1)
-            log_probs = self.model.logits(hidden[low:high]).log_softmax(-1)
+            log_probs = self.model.logits(hidden[low - num_kept : high - num_kept]).log_softmax(-1)
             targets = tokens[low + 1 : high + 1]
             request.input_logprobs += log_probs.gather(1, targets[:, None])[:, 0].tolist()
             if request.top_logprobs_num:
                 request.input_top += [top_pairs(line, request.top_logprobs_num) for line in log_probs]
+            if request.logprob_token_ids:
+                request.input_chosen += [pairs_of(line, request.logprob_token_ids) for line in log_probs]
+
+
+def pairs_of(log_probs: torch.Tensor, ids: tuple[int, ...]) -> list[tuple[float, int]]:
+    """Return (log-prob, token id) of the given ids in one row."""
+    return list(zip(log_probs[list(ids)].tolist(), ids, strict=True))
 
 
 def top_pairs(log_probs: torch.Tensor, count: int) -> list[tuple[float, int]]:

@@ -13,11 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from slime.engine import memory
+from slime.engine.call_runner import CallRunner
 from slime.engine.http_json import errors_as_json, field, json_body, json_reply, success, version_of
 from slime.engine.info import ServerInfo
-from slime.engine.requests import Request
 from slime.engine.scheduler import EngineDead, Events, Scheduler
-from slime.engine.streams import Collector, StreamWriter
+from slime.engine.streams import NativePieces
 from slime.engine.weight_updates import UpdateRefused, WeightUpdates
 from slime.engine.wire import CallParser, GenerateCall, ReplyWriter
 
@@ -35,9 +35,10 @@ class HttpApi:
         parser: CallParser,
         writer: ReplyWriter,
         info: ServerInfo,
+        runner: CallRunner,
     ):
         self._scheduler, self._updates, self._parser, self._writer = scheduler, updates, parser, writer
-        self._info = info
+        self._info, self._runner = info, runner
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
@@ -47,7 +48,6 @@ class HttpApi:
             ("/health_generate", self._health_generate),
             ("/get_model_info /model_info", self._json_of(self._info.model_info)),
             ("/get_server_info /server_info", self._json_of(self._info.server_info)),
-            ("/v1/models", self._json_of(self._info.models)),
             ("/v1/loads", self._json_of(self._info.loads)),
             ("/get_load", self._json_of(self._info.load_list)),
             ("/get_weight_version", self._json_of(self._info.weight_version)),
@@ -84,42 +84,14 @@ class HttpApi:
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         call = self._parser.parse(await json_body(http))
-        return await (self._stream(http, call) if call.stream else self._answer(call))
+        if call.stream:
+            return await self._runner.stream(http, call.requests, NativePieces(self._writer, call))
+        return await self._answer(call)
 
     async def _answer(self, call: GenerateCall) -> web.Response:
-        await self._collect(call.requests)
+        await self._runner.collect(call.requests)
         replies = [self._writer.reply(request, call.text_in_logprobs) for request in call.requests]
         return json_reply(replies if call.is_list else replies[0])
-
-    async def _collect(self, requests: list[Request]) -> None:
-        """Run requests to their end; when the caller goes away, so do they."""
-        collector = Collector(len(requests))
-        for request in requests:
-            request.sink = collector
-            self._scheduler.submit(request)
-        try:
-            await collector.done
-        except asyncio.CancelledError:
-            self._drop(requests)
-            raise
-        for request in requests:
-            if request.error is not None:
-                raise ValueError(request.error) if request.is_client_error else EngineDead(request.error)
-
-    async def _stream(self, http: web.Request, call: GenerateCall) -> web.StreamResponse:
-        stream = StreamWriter(self._writer, call)
-        for request in call.requests:
-            request.sink = stream
-            self._scheduler.submit(request)
-        try:
-            return await stream.run(http)
-        except (asyncio.CancelledError, ConnectionError):
-            self._drop(call.requests)
-            raise
-
-    def _drop(self, requests: list[Request]) -> None:
-        ended = {id(request) for request in requests}
-        self._scheduler.call(lambda: self._scheduler.abort_where(lambda r: id(r) in ended), "abort")
 
     async def _abort(self, http: web.Request) -> web.Response:
         body = await json_body(http)
@@ -143,7 +115,7 @@ class HttpApi:
             return web.Response(text="ok: generation is on hold")
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "rid": "HEALTH_CHECK"}
         try:
-            await asyncio.wait_for(self._collect(self._parser.parse(body).requests), HEALTH_DEADLINE_S)
+            await asyncio.wait_for(self._runner.collect(self._parser.parse(body).requests), HEALTH_DEADLINE_S)
         except asyncio.TimeoutError as error:
             if scheduler.paused or scheduler.busy_with:
                 return web.Response(text="ok: generation is on hold")
@@ -176,7 +148,7 @@ class HttpApi:
         return json_reply({"message": "Generation continued.", "status": "ok"})
 
     async def _flush_cache(self, _: web.Request) -> web.Response:
-        if await self._control(self._scheduler.is_busy, "flush"):
+        if not await self._control(self._scheduler.flush, "flush"):
             return web.Response(status=400, text="Flush cache failed: requests are running or waiting.\n")
         return web.Response(text="Cache flushed.\n")
 

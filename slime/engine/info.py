@@ -20,12 +20,12 @@ class ServerInfo:
     def __init__(self, args: ServerArgs, config: ModelConfig, context_length: int, scheduler: Scheduler):
         self._args, self._config, self._scheduler = args, config, scheduler
         self._context_length = context_length
-        self._name = args.served_model_name or args.model_path
+        self.name = args.served_model_name or args.model_path
 
     def model_info(self) -> dict[str, Any]:
         return {
             "model_path": self._args.model_path,
-            "served_model_name": self._name,
+            "served_model_name": self.name,
             "tokenizer_path": self._args.model_path,
             "is_generation": True,
             "model_type": self._config.model_type,
@@ -58,8 +58,9 @@ class ServerInfo:
         }
 
     def models(self) -> dict[str, Any]:
-        model = {"id": self._name, "object": "model", "owned_by": "sglang", "root": self._name}
-        return {"object": "list", "data": [{**model, "max_model_len": self._context_length}]}
+        model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
+        model |= {"root": self.name, "parent": None, "max_model_len": self._context_length}
+        return {"object": "list", "data": [model]}
 
     def weight_version(self) -> dict[str, Any]:
         return {"weight_version": self._scheduler.weight_version}
@@ -98,7 +99,7 @@ class ServerInfo:
             "kv_cache_bytes": self._scheduler.generator.cache.num_bytes(),
             "is_paused": float(self._scheduler.paused),
         }
-        return prometheus_text(self._scheduler.counters, gauges, self._name)
+        return prometheus_text(self._scheduler.counters, gauges, self.name)
 
     def weight_values(self, name: str, count: int) -> list:
         """Return the first `count` rows of a weight as nested lists. On the engine thread.

@@ -22,6 +22,7 @@ def release(scheduler: Scheduler, tags: list[str] | None) -> None:
         raise ValueError(f"release of memory with {scheduler.num_running} running requests: pause or flush first")
     if "kv_cache" in chosen:
         scheduler.generator.cache.drop()
+        scheduler.generator.prefixes.clear()
     if "weights" in chosen:
         scheduler.generator.model.weights.release()
     device.empty_cache()

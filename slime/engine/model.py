@@ -1,6 +1,7 @@
 """Forward pass of a dense decoder (Llama, Qwen2, Qwen3) over the slot cache: prefill of new rows, decode of all rows.
 
-Invariants: both passes write keys and values of the tokens they read and return final hidden states, so logits are
+A row whose first tokens are in the cache already is read on by `extend`.
+Invariants: all passes write keys and values of the tokens they read and return final hidden states, so logits are
 computed only where they are asked for. Attention and norms follow transformers' formulas; fp32 results agree to
 rounding. Knows rows and positions, not requests.
 Shapes: B rows, S prompt tokens, H heads, K kv heads, G = H/K, D head dim, N attended length, E hidden size.
@@ -56,6 +57,33 @@ class Model:
         cos = cos.expand(length, 1, -1).repeat(batch, 1, 1)
         sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
         return self._layers(hidden, cos, sin, attend).view(batch, length, -1)
+
+    def extend(self, tokens: torch.Tensor, first_row: int, known: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Read `tokens` [B, S] (right-padded, `lengths` [B]) into rows first_row.. behind `known` [B] tokens in the cache.
+
+        Returns hidden states [B, S, E].
+        """
+        batch, size = tokens.shape
+        head_dim, rows = self.config.head_dim, slice(first_row, first_row + batch)
+        steps = self._count[:size]
+        positions = known[:, None] + steps
+        at_row, at_step = (steps < lengths[:, None]).nonzero(as_tuple=True)  # padding is not written
+        to_row, to_slot = first_row + at_row, positions[at_row, at_step]
+        attended = int((known + lengths).max())
+        visible = self._count[:attended] <= positions[:, None, :, None]
+        groups = self.config.num_heads // self.config.num_kv_heads
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            for cache, new in ((self.cache.keys[layer], k), (self.cache.values[layer], v)):
+                cache[to_row, :, to_slot] = new.view(batch, size, -1, head_dim)[at_row, at_step]
+            keys, values = (c[layer][rows, :, :attended] for c in (self.cache.keys, self.cache.values))
+            q = q.view(batch, size, -1, head_dim).transpose(1, 2)
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=visible, enable_gqa=groups > 1)
+            return out.transpose(1, 2)
+
+        flat = positions.clamp(max=len(self._cos) - 1).reshape(-1)
+        hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
+        return self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend).view(batch, size, -1)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int, first_row: int = 0) -> torch.Tensor:
         """Read one token per row from `first_row` on: `tokens` [B] at `positions` [B]; return hidden states [B, E].

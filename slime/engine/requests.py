@@ -38,6 +38,7 @@ class Request:
     return_logprob: bool = False
     logprob_start_len: int = NO_INPUT_LOGPROBS
     top_logprobs_num: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
     stream: bool = False
     sink: Any = None
     received_at: float = field(default_factory=time.time)
@@ -48,11 +49,17 @@ class Request:
     output_logprobs: list[float] = field(default_factory=list)
     output_top: list[list[tuple[float, int]]] = field(default_factory=list)
     input_logprobs: list[float | None] = field(default_factory=list)
+    output_chosen: list[list[tuple[float, int]]] = field(default_factory=list)
     input_top: list[list[tuple[float, int]] | None] = field(default_factory=list)
+    input_chosen: list[list[tuple[float, int]] | None] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
     weight_version: str = ""
     num_retractions: int = 0
     cached_tokens: int = 0
+    prefix: Any = None
+    """What of the tokens to read was kept from an earlier request (a prefix_store.Match)."""
+    weights_version: int = 0
+    """Count of weight changes when the request's tokens were read."""
     finish_reason: dict[str, Any] | None = None
     text: str = ""
     error: str | None = None
@@ -61,6 +68,22 @@ class Request:
     @property
     def needs_input_logprobs(self) -> bool:
         return self.return_logprob and self.logprob_start_len >= 0
+
+    @property
+    def num_output(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def wants_table(self) -> bool:
+        """Whether log-probs of other tokens than the sampled one are asked for."""
+        return self.return_logprob and bool(self.top_logprobs_num or self.logprob_token_ids)
+
+    @property
+    def reusable_length(self) -> int:
+        """Tokens that need not be read if their keys and values are known: all but the last, and none to be scored."""
+        length = len(self.prompt_ids) + len(self.output_ids) - 1
+        scores = self.needs_input_logprobs and not self.input_logprobs
+        return min(length, self.logprob_start_len) if scores else length
 
     @property
     def reserved_length(self) -> int:

@@ -151,6 +151,13 @@ class Scheduler:
         """Return whether a cache flush would hit requests: any running, or waiting while not paused."""
         return self.batch.size > 0 or (bool(self.waiting) and not self.paused)
 
+    def flush(self) -> bool:
+        """Forget what was kept of ended requests; returns False, doing nothing, while requests run."""
+        if self.is_busy():
+            return False
+        self.generator.prefixes.clear()
+        return True
+
     def set_weight_version(self, version: str) -> None:
         """Stamp tokens generated from now on with `version`."""
         self.weight_version = version
@@ -215,6 +222,7 @@ class Scheduler:
         length = cache.length if self.batch.size else 0
         while self.waiting:
             request = self.waiting[0]
+            self.generator.find_prefix(request)
             rows = self.batch.size + len(picked) + 1
             new_length = max(length, request.reserved_length)
             if rows > cache.max_rows or (rows > 1 and rows > cache.rows_that_fit(new_length)):
@@ -224,7 +232,7 @@ class Scheduler:
             picked.append(self.waiting.popleft())
             length = new_length
         if picked:
-            cache.reserve(self.batch.size + len(picked), length, self.batch.size)
+            self.generator.make_room(len(picked), length)
         return picked
 
     def _after_tokens(self, first: int, count: int, reasons: dict[int, dict]) -> None:
@@ -246,7 +254,7 @@ class Scheduler:
             return
         for row, reason in reasons.items():
             self._end(self.batch.flush_row(row), reason)
-        self.generator.remove(list(reasons))
+        self.generator.finish(list(reasons))
 
     def _end(self, request: Request, reason: dict) -> None:
         request.finish_reason = reason

@@ -51,7 +51,7 @@ async def _serve(args: ServerArgs, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     runner = web.AppRunner(
-        engine.api.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2
+        engine.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2
     )
     await runner.setup()
     engine.scheduler.start()

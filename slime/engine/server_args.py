@@ -34,6 +34,7 @@ class ServerArgs:
     num_threads: int = 1
     weight_update_timeout_s: float = 300.0
     enable_deterministic_inference: bool = False
+    disable_radix_cache: bool = False
 
     def as_dict(self) -> dict:
         """Return the settings by name, for /server_info."""
@@ -73,6 +74,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--enable-deterministic-inference",
         action="store_true",
         help="every request is computed alone: its tokens and log-probs do not depend on what else runs (slower)",
+    )
+    add(
+        "--disable-radix-cache",
+        action="store_true",
+        help="read every prompt anew, also one that begins like an earlier request",
     )
     return parser
 

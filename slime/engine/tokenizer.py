@@ -20,6 +20,8 @@ class EngineTokenizer:
 
     def __init__(self, model_path: str | Path):
         self._tokenizer = _load(Path(model_path))
+        decoder = None if self._tokenizer is None else self._tokenizer.decoder
+        self._byte_of = byte_alphabet() if "ByteLevel" in repr(decoder) else {}
 
     @property
     def is_available(self) -> bool:
@@ -38,6 +40,19 @@ class EngineTokenizer:
         if self._tokenizer is None or not ids:
             return ""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes that a token of a byte-level vocabulary stands for; None for other vocabularies."""
+        piece = self._tokenizer.id_to_token(token) if self._byte_of else None
+        values = [self._byte_of.get(char) for char in piece or ""]
+        return None if not values or None in values else bytes(values)
+
+    def lossless(self, token: int, text: str) -> str:
+        """Return `text`, or, where that is a broken character, the token's bytes as Latin-1."""
+        raw = self.token_bytes(token) if REPLACEMENT in text else None
+        if raw is None or _is_utf8(raw):
+            return text
+        return raw.decode("latin-1")
 
     def decode_batch(self, batch: list[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         if self._tokenizer is None:
@@ -103,6 +118,24 @@ class TextStream:
     def finish(self, whole_text: str) -> str:
         """Return the part of the final text not given out yet."""
         return whole_text[self._sent :]
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for characters from 256 on, in order.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _held_back(text: str, stops: tuple[str, ...]) -> int:

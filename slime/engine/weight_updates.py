@@ -17,6 +17,7 @@ import torch
 from slime.engine.weights import Weights
 from slime.utils import device, tensor_wire
 from slime.utils.distributed_utils import destroy_process_group, init_process_group
+from slime.utils.sglang_checksum import overall_checksum, sglang_checksums
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ class WeightUpdates:
         Raises: UpdateRefused for an unknown action, and for `compare` when weights differ or nothing was kept.
         """
         if action == "checksum":
-            return {"checksums": self._weights.checksums()}
+            return {"checksums": self._weights.checksums(), **self._sglang_checksums()}
         if action == "snapshot":
             self._weights.take_snapshot()
         elif action == "reset_tensors":
@@ -145,6 +146,16 @@ class WeightUpdates:
         else:
             raise UpdateRefused(f"action {action!r}: expected one of {', '.join(CHECKER_ACTIONS)}")
         return {}
+
+    def _sglang_checksums(self) -> dict[str, Any]:
+        """Return what SGLang's own reply holds: checksums under its names, for its one rank."""
+        checksums = sglang_checksums((name, self._weights.view(name)) for name in self._weights.names)
+        overall = overall_checksum(checksums)
+        sizes = dict.fromkeys(("tp", "dp", "pp"))
+        place = {f"{name}_rank": 0 for name in sizes} | {f"{name}_size": 1 for name in sizes}
+        rank = {"checksums": checksums, "per_gpu_checksum": overall}
+        rank["parallelism_info"] = {"role": "target", **place, "rank": 0, "size": 1}
+        return {"ranks": [rank], "per_engine_checksum": overall}
 
     def _compare(self) -> None:
         try:

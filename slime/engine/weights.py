@@ -81,6 +81,8 @@ class Weights:
         self.device = device
         self._snapshot: dict[str, torch.Tensor] | None = None
         self._stash: WeightStash | None = None
+        self.num_changes = 0
+        """Counts every change of any weight; what was computed under another count is stale."""
 
     @property
     def names(self) -> list[str]:
@@ -116,6 +118,7 @@ class Weights:
             problem = self.problem_with(name, tensor.shape)
             if problem:
                 raise ValueError(problem)
+        self.num_changes += 1
         for name, tensor in tensors.items():
             self.view(name).copy_(tensor)
 
@@ -132,6 +135,7 @@ class Weights:
             problem = self.problem_with(name, shape)
             if problem:
                 raise ValueError(f"{folder}: {problem}")
+        self.num_changes += 1
         for path, names in _by_file(sources, self.layout).items():
             with open_safetensors(path) as file:
                 for name in names:
@@ -148,6 +152,7 @@ class Weights:
 
     def scramble(self) -> None:
         """Overwrite every weight with noise, so that an update that leaves one out shows."""
+        self.num_changes += 1
         for tensor in self.stored.values():
             tensor.copy_(torch.rand(tensor.shape, device=tensor.device))
 

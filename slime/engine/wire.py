@@ -36,6 +36,8 @@ class GenerateCall:
     is_list: bool
     stream: bool
     text_in_logprobs: bool
+    n: int = 1
+    """Answers per prompt."""
 
 
 class CallParser:
@@ -58,15 +60,37 @@ class CallParser:
             name: self._per_prompt(body, name, count, is_batch)
             for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")
         }
+        options["token_ids_logprob"] = self._token_ids(body.get("token_ids_logprob"), count, is_batch)
         stream = body.get("stream") is True
         requests: list[Request] = []
         for i, ids in enumerate(prompts):
             checked = parse_sampling_params(params[i], self._limits.vocab_size)
             own = {name: values[i] for name, values in options.items()}
             requests += self._requests(ids, checked, rids[i], own, stream)
-        return GenerateCall(
-            requests, is_batch or len(requests) > count, stream, body.get("return_text_in_logprobs") is True
-        )
+        with_text = body.get("return_text_in_logprobs") is True
+        return GenerateCall(requests, is_batch or len(requests) > count, stream, with_text, len(requests) // count)
+
+    def room_for(self, ids: list[int]) -> int:
+        """Return how many tokens may follow a prompt.
+
+        Raises: ValueError when it is too long by itself.
+        """
+        room = self._limits.context_length - len(ids) - 1
+        if room < 1:
+            raise ValueError(f"a prompt of {len(ids)} tokens does not fit the context {self._limits.context_length}")
+        return room
+
+    def _token_ids(self, value: Any, count: int, is_batch: bool) -> list[list[int]]:
+        """Return the ids whose log-probs each prompt asks for; one list serves all prompts."""
+        shared = not (isinstance(value, list) and value and isinstance(value[0], list))
+        lists = [value] * count if shared else value
+        if len(lists) != count or not (shared or is_batch):
+            raise ValueError(f"token_ids_logprob has {len(lists)} lists for {count} prompt(s)")
+        for ids in lists:
+            size = self._limits.vocab_size
+            if ids is not None and not (isinstance(ids, list) and all(type(i) is int and 0 <= i < size for i in ids)):
+                raise ValueError(f"token_ids_logprob must hold token ids below {size}, got {ids!r}")
+        return [ids or [] for ids in lists]
 
     def _prompts(self, body: dict) -> tuple[list[list[int]], bool]:
         ids, text = body.get("input_ids"), body.get("text")
@@ -139,6 +163,7 @@ class CallParser:
                     return_logprob=own["return_logprob"] is True,
                     logprob_start_len=start,
                     top_logprobs_num=top,
+                    logprob_token_ids=tuple(own["token_ids_logprob"]),
                     stream=stream,
                 )
             )
@@ -157,13 +182,12 @@ class ReplyWriter:
 
     def reply(self, request: Request, text_in_logprobs: bool) -> dict[str, Any]:
         """Return the whole answer of a finished request."""
-        meta = self._meta(request, request.output_ids, request.output_logprobs, request.output_top, text_in_logprobs)
+        meta = self._meta(request, 0, text_in_logprobs)
         return {"text": request.text, "output_ids": request.output_ids, "meta_info": meta}
 
     def piece(self, request: Request, chunk: Chunk, text: str, text_in_logprobs: bool) -> dict[str, Any]:
         """Return one incremental piece of a stream."""
         first = chunk.num_output - len(chunk.token_ids)
-        top = request.output_top[first : chunk.num_output]
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": None,
@@ -174,16 +198,16 @@ class ReplyWriter:
             "cached_tokens": request.cached_tokens,
         }
         if request.return_logprob:
-            meta.update(self._logprobs(request, chunk.token_ids, chunk.logprobs, top, text_in_logprobs))
+            meta.update(self._logprobs(request, first, chunk.token_ids, chunk.logprobs, text_in_logprobs))
         return {"text": text, "output_ids": chunk.token_ids, "meta_info": meta}
 
     def last_piece(self, request: Request, num_sent: int, text: str, text_in_logprobs: bool) -> dict[str, Any]:
         """Return the piece that ends a stream of which `num_sent` tokens are out."""
-        ids, logprobs = request.output_ids[num_sent:], request.output_logprobs[num_sent:]
-        meta = self._meta(request, ids, logprobs, request.output_top[num_sent:], text_in_logprobs)
-        return {"text": text, "output_ids": ids, "meta_info": meta}
+        meta = self._meta(request, num_sent, text_in_logprobs)
+        return {"text": text, "output_ids": request.output_ids[num_sent:], "meta_info": meta}
 
-    def _meta(self, request: Request, ids: list, logprobs: list, top: list, with_text: bool) -> dict[str, Any]:
+    def _meta(self, request: Request, first: int, with_text: bool) -> dict[str, Any]:
+        """Return meta_info of an ended request, with log-probs from output token `first` on."""
         duration = request.finished_at - request.received_at
         queue_time = (request.started_at or request.finished_at) - request.received_at
         run_time = max(request.finished_at - (request.started_at or request.finished_at), 1e-9)
@@ -205,10 +229,11 @@ class ReplyWriter:
             "response_sent_to_client_ts": time.time(),
         }
         if request.return_logprob:
-            meta.update(self._logprobs(request, ids, logprobs, top, with_text))
+            ids, logprobs = request.output_ids[first:], request.output_logprobs[first:]
+            meta.update(self._logprobs(request, first, ids, logprobs, with_text))
         return meta
 
-    def _logprobs(self, request: Request, ids: list, logprobs: list, top: list, with_text: bool) -> dict[str, Any]:
+    def _logprobs(self, request: Request, first: int, ids: list, logprobs: list, with_text: bool) -> dict[str, Any]:
         scored = request.prompt_ids[request.logprob_start_len :] if request.needs_input_logprobs else []
         entries = {
             "input_token_logprobs": self._triples(
@@ -217,9 +242,14 @@ class ReplyWriter:
             "output_token_logprobs": self._triples(logprobs, ids, with_text),
             "output_token_logprobs_length": len(ids),
         }
-        if request.top_logprobs_num:
-            entries["input_top_logprobs"] = [self._pairs(line, with_text) for line in request.input_top]
-            entries["output_top_logprobs"] = [self._pairs(line, with_text) for line in top]
+        for asked, name, inputs, outputs in (
+            (request.top_logprobs_num, "top_logprobs", request.input_top, request.output_top),
+            (request.logprob_token_ids, "token_ids_logprobs", request.input_chosen, request.output_chosen),
+        ):
+            if asked:
+                entries[f"input_{name}"] = [self._pairs(line, with_text) for line in inputs]
+                recent = outputs[first : first + len(ids)]
+                entries[f"output_{name}"] = [self._pairs(line, with_text) for line in recent]
         return entries
 
     def _triples(self, logprobs: list, ids: list[int], with_text: bool) -> list[list]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from slime.backends.sglang_utils.launch import engine_command
+from slime.backends.sglang_utils.launch import engine_command, engine_environment
 from slime.ray.ports import free_port
 from slime.utils import supervise
 
@@ -33,7 +33,7 @@ class EngineActor:
         for attempt in range(_PORT_ATTEMPTS):
             port = free_port(host)
             command = engine_command(self._args, rank=self._rank, host=host, port=port, base_device=self._base_device)
-            self._process = supervise.start(command, self._log_path, env=os.environ.copy())
+            self._process = supervise.start(command, self._log_path, env=engine_environment(self._args))
             url = f"http://{host}:{port}"
             try:
                 self._wait_ready(url)

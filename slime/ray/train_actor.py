@@ -76,11 +76,13 @@ class TrainActor:
             self._publisher = self._make_publisher(engine_urls)
         if not self._publisher.clients:
             return {}
+        from slime.backends.weight_sync.check import check_engines
+
         started = time.monotonic()
         with self._actor.weights_in_place():
             stats = self._publisher.update(self._actor.export_weights(), str(version))
             if self._args.check_weight_update_equal:
-                self._check_equal(self._publisher.clients, version)
+                check_engines(self._publisher.clients, self._actor.export_weights, version)
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
@@ -111,20 +113,6 @@ class TrainActor:
                 )
             )
         return WeightPublisher(transports, buffer_bytes=buffer_bytes, timeout_s=timeout_s)
-
-    def _check_equal(self, clients: list, version: int) -> None:
-        """Compare what the trainer exports with what each engine holds, tensor by tensor."""
-        from slime.utils.checksum import tensor_checksum
-
-        expected = {name: tensor_checksum(tensor) for name, tensor in self._actor.export_weights()}
-        for client in clients:
-            held = client.weights_checker("checksum")["checksums"]
-            wrong = sorted(name for name, checksum in expected.items() if held.get(name) != checksum)
-            if wrong:
-                raise RuntimeError(
-                    f"--check-weight-update-equal: after the update to version {version} engine {client.base_url} "
-                    f"differs from the trainer in {len(wrong)} of {len(expected)} tensors, first: {wrong[:5]}"
-                )
 
     def sleep(self) -> None:
         self._actor.sleep()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 
 import pytest
 
@@ -210,6 +211,14 @@ class TestPrecision:
         monkeypatch.setattr(resolve_module.importlib.util, "find_spec", lambda name: None)
         with pytest.raises(UserError, match="--rollout-engine sglang: the sglang package is not installed"):
             parse("--rollout-engine", "sglang")
+
+    def test_sglang_of_another_environment_is_taken(self, parse, tmp_path):
+        args = parse("--rollout-engine", "sglang", "--sglang-python", sys.executable, "--sglang-log-level", "error")
+        assert (args.rollout_engine, args.sglang_python) == ("sglang", sys.executable)
+        assert args.sglang_given == {"log_level": "error"}  # the server is not told about its own interpreter
+        assert parse("--sglang-python", sys.executable).rollout_engine == "embedded"  # auto stays with the GPU rule
+        with pytest.raises(UserError, match="--sglang-python .*nothing: no such program"):
+            parse("--rollout-engine", "sglang", "--sglang-python", str(tmp_path / "nothing"))
 
 
 class TestAlgorithm:

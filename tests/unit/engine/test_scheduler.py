@@ -23,9 +23,6 @@ class NoCache:
     def rows_that_fit(self, length: int) -> int:
         return self.max_rows
 
-    def reserve(self, rows: int, length: int, num_live: int) -> None:
-        """Nothing to reserve."""
-
 
 class OneTokenGenerator:
     """Ends every request with its first token, 5; raises `failure` when set."""
@@ -49,6 +46,14 @@ class OneTokenGenerator:
 
     def remove(self, rows):
         self.batch.remove(rows)
+
+    finish = remove
+
+    def find_prefix(self, request):
+        """Nothing is kept."""
+
+    def make_room(self, num_new, length):
+        """Nothing to reserve."""
 
 
 class Ended:

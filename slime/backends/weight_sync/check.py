@@ -1,0 +1,64 @@
+"""After a weight update: does each engine hold what the trainer exports? (`--check-weight-update-equal`)
+
+The embedded engine reports a checksum per Hugging Face name, SGLang on a CPU one per tensor of its own; both are computed
+here from what is exported. SGLang's checksums on GPUs and of engines split over several are not known here: of such an
+engine only the version is compared, and that is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from slime.utils.checksum import tensor_checksum
+from slime.utils.sglang_checksum import sglang_checksums
+
+if TYPE_CHECKING:
+    import torch
+
+    from slime.utils.engine_client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+Export = Callable[[], Iterable[tuple[str, "torch.Tensor"]]]
+
+
+def check_engines(clients: list[EngineClient], export: Export, version: int) -> None:
+    """Compare the exported weights with what each engine holds after the update to `version`.
+
+    Raises: RuntimeError naming the engine and the first tensors that differ, or the version it serves instead.
+    """
+    for client in clients:
+        reply = client.weights_checker("checksum")
+        if "checksums" in reply:
+            expected, held = {name: tensor_checksum(tensor) for name, tensor in export()}, reply["checksums"]
+        else:
+            expected, held = _of_sglang(client, reply, export)
+        wrong = sorted(name for name, checksum in expected.items() if held.get(name) != checksum)
+        if wrong:
+            raise RuntimeError(
+                f"--check-weight-update-equal: after the update to version {version} engine {client.base_url} "
+                f"differs from the trainer in {len(wrong)} of {len(expected)} tensors, first: {wrong[:5]}"
+            )
+        served = client.weight_version()
+        if served != str(version):
+            raise RuntimeError(
+                f"--check-weight-update-equal: engine {client.base_url} serves version {served!r} after the update to "
+                f"version {version}"
+            )
+
+
+def _of_sglang(client: EngineClient, reply: dict, export: Export) -> tuple[dict[str, str], dict[str, str]]:
+    """Return (expected, held) checksums of an SGLang server; empty ones when they cannot be computed."""
+    info, ranks = client.server_info(), reply["ranks"]
+    if info["device"] != "cpu" or len(ranks) != 1:
+        logger.warning(
+            "--check-weight-update-equal: engine %s runs on %d x %s, where its checksums cannot be computed by the "
+            "trainer: only the weight version is compared",
+            client.base_url,
+            len(ranks),
+            info["device"],
+        )
+        return {}, {}
+    return sglang_checksums(export()), ranks[0]["checksums"]

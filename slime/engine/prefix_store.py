@@ -1,0 +1,130 @@
+"""Keys and values of ended requests, kept so that a later request that begins with the same tokens need not read them again.
+
+Invariants: what is kept was computed with the weights that are served now (a change of weights empties the store), and the store
+together with the cache of the running requests stays within the byte budget: the least recently used goes first.
+Called on the engine thread only. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from slime.engine.kv_cache import KVCache
+
+MIN_TOKENS = 16
+"""Shorter common beginnings are not worth the copies."""
+
+
+@dataclass(eq=False)
+class Prefix:
+    """Tokens with their keys and values: `planes` is [2 * layers, kv_heads, tokens, head_dim], keys first."""
+
+    tokens: np.ndarray
+    planes: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Match:
+    """The first `length` tokens of a request are the first ones of `prefix`."""
+
+    prefix: Prefix
+    length: int
+
+
+class PrefixStore:
+    """Kept prefixes of one cache, in order of use.
+
+    Args:
+        weights_version: returns a value that is another one after each change of the weights.
+    """
+
+    def __init__(self, cache: KVCache, weights_version: Callable[[], int], enabled: bool = True):
+        self._cache, self._weights_version, self._enabled = cache, weights_version, enabled
+        self._kept: OrderedDict[int, Prefix] = OrderedDict()  # by identity, least recently used first
+        self._version = weights_version()
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def num_bytes(self) -> int:
+        return self.num_tokens * self._cache.bytes_per_token
+
+    def find(self, tokens: Sequence[int], limit: int) -> Match | None:
+        """Return the longest kept beginning of `tokens`, cut to `limit` tokens; None when it is too short to matter."""
+        self._check_version()
+        if limit < MIN_TOKENS or not self._kept:
+            return None
+        wanted = np.array(tokens[:limit], dtype=np.int32)
+        best, best_length = None, MIN_TOKENS - 1
+        for prefix in self._kept.values():
+            # Only a prefix that agrees at this position can be longer than the best one so far.
+            if len(prefix.tokens) <= best_length or prefix.tokens[best_length] != wanted[best_length]:
+                continue
+            length = _common_length(prefix.tokens, wanted)
+            if length > best_length:
+                best, best_length = prefix, length
+                if length == limit:
+                    break
+        if best is None:
+            return None
+        self._kept.move_to_end(id(best))
+        return Match(best, best_length)
+
+    def keep(self, row: int, tokens: Sequence[int], version: int, replaces: Match | None = None) -> None:
+        """Copy the first len(tokens) cache entries of `row`, computed under weights `version`, out of the cache.
+
+        `replaces`: what the row was started from; it is dropped when the new one contains all of it.
+        """
+        self._check_version()
+        if not self._enabled or version != self._version or len(tokens) < MIN_TOKENS:
+            return
+        if replaces is not None and replaces.length == len(replaces.prefix.tokens):
+            self._remove(replaces.prefix)
+        if not self._make_room(len(tokens)):
+            return
+        layers = (*self._cache.keys, *self._cache.values)
+        planes = torch.stack([layer[row, :, : len(tokens)] for layer in layers])
+        prefix = Prefix(np.array(tokens, dtype=np.int32), planes)
+        self._kept[id(prefix)] = prefix
+        self.num_tokens += len(tokens)
+
+    def restore(self, match: Match, row: int) -> None:
+        """Write the matched tokens' keys and values into a cache row."""
+        for layer, plane in zip((*self._cache.keys, *self._cache.values), match.prefix.planes, strict=True):
+            layer[row, :, : match.length].copy_(plane[:, : match.length])
+
+    def fit(self) -> None:
+        """Drop what the running requests' cache has grown over."""
+        self._make_room(0)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self.num_tokens = 0
+
+    def _check_version(self) -> None:
+        if self._weights_version() != self._version:
+            self._version = self._weights_version()
+            self.clear()
+
+    def _make_room(self, num_tokens: int) -> bool:
+        """Drop the least recently used until `num_tokens` more fit; returns False when they cannot."""
+        free = self._cache.budget_bytes - self._cache.num_bytes() - num_tokens * self._cache.bytes_per_token
+        while self._kept and self.num_bytes() > free:
+            self._remove(next(iter(self._kept.values())))
+        return free >= self.num_bytes()
+
+    def _remove(self, prefix: Prefix) -> None:
+        if self._kept.pop(id(prefix), None) is not None:
+            self.num_tokens -= len(prefix.tokens)
+
+
+def _common_length(a: np.ndarray, b: np.ndarray) -> int:
+    size = min(len(a), len(b))
+    different = np.flatnonzero(a[:size] != b[:size])
+    return int(different[0]) if len(different) else size
