@@ -75,7 +75,7 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed)
     info = ServerInfo(args, config, context_length, scheduler)
     parser, runner = CallParser(limits, tokenizer), CallRunner(scheduler)
-    api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner)
+    api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner, args.incremental_streaming_output)
     openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), info.name, args.model_path)
     openai = OpenAiApi(runner, openai_parser, OpenAiWriter(tokenizer), info)
     _log_size(weights, cache, context_length)

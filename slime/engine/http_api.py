@@ -36,9 +36,10 @@ class HttpApi:
         writer: ReplyWriter,
         info: ServerInfo,
         runner: CallRunner,
+        streams_increments: bool,
     ):
         self._scheduler, self._updates, self._parser, self._writer = scheduler, updates, parser, writer
-        self._info, self._runner = info, runner
+        self._info, self._runner, self._streams_increments = info, runner, streams_increments
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
@@ -85,7 +86,9 @@ class HttpApi:
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         call = self._parser.parse(await json_body(http))
         if call.stream:
-            return await self._runner.stream(http, call.requests, NativePieces(self._writer, call))
+            return await self._runner.stream(
+                http, call.requests, NativePieces(self._writer, call, self._streams_increments)
+            )
         return await self._answer(call)
 
     async def _answer(self, call: GenerateCall) -> web.Response:

@@ -35,6 +35,7 @@ class ServerArgs:
     weight_update_timeout_s: float = 300.0
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
+    incremental_streaming_output: bool = False
 
     def as_dict(self) -> dict:
         """Return the settings by name, for /server_info."""
@@ -79,6 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--disable-radix-cache",
         action="store_true",
         help="read every prompt anew, also one that begins like an earlier request",
+    )
+    add(
+        "--incremental-streaming-output",
+        action="store_true",
+        help="pieces of a /generate stream hold what is new; otherwise the answer so far",
     )
     return parser
 

@@ -66,31 +66,52 @@ class StreamWriter:
 
 
 class NativePieces:
-    """Pieces of /generate; those of a list call carry their `index`."""
+    """Pieces of /generate; those of a list call carry their `index`.
 
-    def __init__(self, writer: ReplyWriter, call: GenerateCall):
-        self._writer, self._call = writer, call
-        self._index = {id(request): i for i, request in enumerate(call.requests)}
-        self._texts: list[TextStream] = [writer.text_stream(request) for request in call.requests]
-        self._num_sent = [0] * len(call.requests)
+    Each holds the answer so far, as SGLang's do, or with `is_incremental` only what is new.
+    """
+
+    def __init__(self, writer: ReplyWriter, call: GenerateCall, is_incremental: bool):
+        self._writer, self._call, self._is_incremental = writer, call, is_incremental
+        self._progress = {id(request): Progress(i, writer, request) for i, request in enumerate(call.requests)}
 
     def of(self, request: Request, chunk: Chunk | None) -> list[dict[str, Any]]:
-        index, with_text = self._index[id(request)], self._call.text_in_logprobs
-        texts = self._texts[index]
         if request.error is not None:
             return [{"error": {"message": request.error}}]
+        progress, with_text = self._progress[id(request)], self._call.text_in_logprobs
+        first = progress.num_sent if self._is_incremental else 0
         if chunk is None:
-            text = texts.finish(request.text)
-            piece = self._writer.last_piece(request, self._num_sent[index], text, with_text)
+            text = progress.texts.finish(request.text) if self._is_incremental else request.text
+            piece = self._writer.last_piece(request, first, text, with_text)
         else:
-            piece = self._writer.piece(request, chunk, texts.push(chunk.token_ids), with_text)
-            self._num_sent[index] = chunk.num_output
+            progress.push(chunk)
+            text = progress.new_text if self._is_incremental else progress.text
+            ids, logprobs = progress.ids[first:], progress.logprobs[first:]
+            piece = self._writer.piece(request, chunk, first, ids, logprobs, text, with_text)
         if self._call.is_list:
-            piece["index"] = index
+            piece["index"] = progress.index
         return [piece]
 
     def closing(self) -> list[dict[str, Any]]:
         return []
+
+
+class Progress:
+    """What of one streaming answer is out."""
+
+    def __init__(self, index: int, writer: ReplyWriter, request: Request):
+        self.index, self.num_sent = index, 0
+        self.texts: TextStream = writer.text_stream(request)
+        self.text, self.new_text = "", ""
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+
+    def push(self, chunk: Chunk) -> None:
+        self.num_sent = chunk.num_output
+        self.ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.new_text = self.texts.push(chunk.token_ids)
+        self.text += self.new_text
 
 
 async def _send(response: web.StreamResponse, objects: list[dict[str, Any]]) -> None:

@@ -185,9 +185,17 @@ class ReplyWriter:
         meta = self._meta(request, 0, text_in_logprobs)
         return {"text": request.text, "output_ids": request.output_ids, "meta_info": meta}
 
-    def piece(self, request: Request, chunk: Chunk, text: str, text_in_logprobs: bool) -> dict[str, Any]:
-        """Return one incremental piece of a stream."""
-        first = chunk.num_output - len(chunk.token_ids)
+    def piece(
+        self,
+        request: Request,
+        chunk: Chunk,
+        first: int,
+        ids: list[int],
+        logprobs: list[float],
+        text: str,
+        text_in_logprobs: bool,
+    ) -> dict[str, Any]:
+        """Return a piece of a stream that shows the output tokens `ids`, which begin at token `first`."""
         meta: dict[str, Any] = {
             "id": request.rid,
             "finish_reason": None,
@@ -198,8 +206,8 @@ class ReplyWriter:
             "cached_tokens": request.cached_tokens,
         }
         if request.return_logprob:
-            meta.update(self._logprobs(request, first, chunk.token_ids, chunk.logprobs, text_in_logprobs))
-        return {"text": text, "output_ids": chunk.token_ids, "meta_info": meta}
+            meta.update(self._logprobs(request, first, ids, logprobs, text_in_logprobs))
+        return {"text": text, "output_ids": ids, "meta_info": meta}
 
     def last_piece(self, request: Request, num_sent: int, text: str, text_in_logprobs: bool) -> dict[str, Any]:
         """Return the piece that ends a stream of which `num_sent` tokens are out."""

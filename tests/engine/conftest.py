@@ -1,6 +1,6 @@
 """Conformance suite of the engine API: runs against SLIME_ENGINE_URL, or against an embedded engine started here.
 
-With SLIME_ENGINE_URL set, SLIME_ENGINE_MODEL names the folder of the model that it serves (a byte-level tokenizer as in
+With SLIME_ENGINE_URL set, SLIME_ENGINE_KIND says what it is (sglang: tests marked `embedded_only` are skipped), SLIME_ENGINE_MODEL names the folder of the model that it serves (a byte-level tokenizer as in
 `slime.utils.tiny_model` is assumed) and SLIME_ENGINE_OTHER_MODEL a second folder of the same shapes.
 """
 
@@ -22,6 +22,13 @@ from tests.engine.engine_process import (
     free_port,
     stop_process,
 )
+
+
+def pytest_collection_modifyitems(items) -> None:
+    if os.environ.get("SLIME_ENGINE_KIND") == "sglang":
+        for item in items:
+            if item.get_closest_marker("embedded_only"):
+                item.add_marker(pytest.mark.skip(reason="of the embedded engine alone"))
 
 
 @pytest.fixture(scope="session")

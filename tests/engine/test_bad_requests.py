@@ -29,7 +29,14 @@ BAD_BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_BODIES)
+#: bodies that SGLang takes, or that end it (a token id outside the vocabulary kills it on a CPU)
+EMBEDDED_ONLY = {"id above the vocabulary", "negative id", "boolean id", "float id"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.embedded_only] if name in EMBEDDED_ONLY else []) for name in BAD_BODIES],
+)
 def test_bad_generate_body_is_a_400_with_a_message(api, name):
     response = api.post("/generate", BAD_BODIES[name])
     assert response.status_code == 400, response.text

@@ -144,6 +144,7 @@ def test_n_gives_different_answers(api):
     assert len({answer["meta_info"]["id"] for answer in answers}) == 3
 
 
+@pytest.mark.embedded_only
 def test_samples_of_one_prompt_share_its_prefill_and_equal_single_calls(api):
     prompts = [PROMPT, [9] * 70, PROMPT, [9] * 70, [8], PROMPT]
     answers = api.generate(prompts, {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}, logprob_start_len=0)
@@ -164,6 +165,7 @@ def test_batch_composition_does_not_change_logprobs(api):
     assert logprobs(crowd[-1]) == pytest.approx(logprobs(alone), abs=1e-5)
 
 
+@pytest.mark.embedded_only
 def test_same_sampling_seed_repeats_in_any_batch(api):
     seeded = {"temperature": 1.0, "max_new_tokens": 16, "sampling_seed": 7, "ignore_eos": True}
     other = {"temperature": 1.0, "max_new_tokens": 9, "ignore_eos": True}
@@ -233,6 +235,7 @@ def test_top_k_one_is_greedy(api):
     assert sampled["output_ids"] == api.greedy(PROMPT, 8)["output_ids"]
 
 
+@pytest.mark.embedded_only
 def test_context_is_used_to_the_last_token_and_not_beyond(api):
     limit = api.client.server_info()["context_length"]
     room = 5

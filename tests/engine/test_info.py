@@ -33,6 +33,7 @@ def test_idle_loads_are_zero(api):
     assert api.get("/get_load").json()[0]["num_reqs"] == 0
 
 
+@pytest.mark.embedded_only
 def test_metrics_count_generated_tokens(api):
     def value(name: str) -> float:
         lines = [line for line in api.get("/metrics").text.splitlines() if line.startswith(f"sglang:{name}{{")]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-LONG = {"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True, "sampling_seed": 11}
+LONG = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
 PROMPT = [10, 20, 30]
 
 
@@ -95,6 +95,7 @@ def test_paused_request_goes_on_with_the_same_tokens(api, pool, mode, flush_stat
     assert got == pytest.approx([entry[0] for entry in expected["meta_info"]["output_token_logprobs"]], abs=1e-4)
 
 
+@pytest.mark.embedded_only
 def test_health_generate_answers_while_paused(api):
     api.client.pause("in_place")
     assert api.get("/health_generate").status_code == 200

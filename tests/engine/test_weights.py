@@ -70,6 +70,7 @@ def checksums_of(folder) -> dict[str, str]:
     return {name: tensor_checksum(tensor) for name, tensor in load_file(str(folder / "model.safetensors")).items()}
 
 
+@pytest.mark.embedded_only
 def test_checksums_are_those_of_the_checkpoint(api, model_dir):
     assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
 
@@ -94,6 +95,7 @@ def test_distributed_update_outside_begin_and_end_is_refused(api, trainer):
     assert caught.value.status == 400
 
 
+@pytest.mark.embedded_only
 @pytest.mark.parametrize("fault", ["shape", "name"])
 def test_update_that_does_not_fit_changes_nothing_and_the_next_one_works(
     api, trainer, model_dir, other_model_dir, fault
@@ -114,6 +116,7 @@ def test_update_that_does_not_fit_changes_nothing_and_the_next_one_works(
     assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
 
 
+@pytest.mark.embedded_only
 def test_broadcast_that_never_comes_times_out_and_a_new_group_works(api, trainer, model_dir, other_model_dir):
     api.client.begin_weight_update()
     with pytest.raises(EngineError, match="receiving 1 weights"):
@@ -126,6 +129,7 @@ def test_broadcast_that_never_comes_times_out_and_a_new_group_works(api, trainer
     assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
 
 
+@pytest.mark.embedded_only
 def test_group_that_nobody_joins_is_a_400(api):
     with pytest.raises(EngineError, match="not formed within"):
         api.client.init_weights_update_group("127.0.0.1", free_port(), 1, 2, "lonely", "gloo")
@@ -187,6 +191,7 @@ def test_checker_finds_a_sync_that_leaves_a_weight_out(api, trainer, model_dir):
     api.client.weights_checker("compare")
 
 
+@pytest.mark.embedded_only
 def test_weights_by_name_returns_values(api, model_dir):
     name = "model.layers.1.self_attn.v_proj.weight"
     values = api.post("/get_weights_by_name", {"name": name, "truncate_size": 2}).json()
@@ -194,6 +199,7 @@ def test_weights_by_name_returns_values(api, model_dir):
     assert torch.equal(torch.tensor(values), expected)
 
 
+@pytest.mark.embedded_only
 def test_released_engine_refuses_to_generate_until_resumed(api):
     expected = api.greedy(PROMPT)["output_ids"]
     api.client.release_memory_occupation()
@@ -207,6 +213,7 @@ def test_released_engine_refuses_to_generate_until_resumed(api):
     assert api.greedy(PROMPT)["output_ids"] == expected
 
 
+@pytest.mark.embedded_only
 def test_release_while_requests_run_is_refused(api):
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(api.generate, PROMPT, {"max_new_tokens": 400, "ignore_eos": True})

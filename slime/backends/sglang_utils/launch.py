@@ -77,10 +77,9 @@ def _embedded_command(args, *, rank: int, host: str, port: int) -> list[str]:
     ):
         if value is not None:
             command += [flag, str(value)]
-    if args.sglang_enable_deterministic_inference:
-        command.append("--enable-deterministic-inference")
-    if args.sglang_disable_radix_cache:
-        command.append("--disable-radix-cache")
+    for name in ("enable_deterministic_inference", "disable_radix_cache", "incremental_streaming_output"):
+        if getattr(args, f"sglang_{name}"):
+            command.append("--" + name.replace("_", "-"))
     return command
 
 

@@ -26,6 +26,7 @@ def args() -> SimpleNamespace:
         sglang_context_length=None,
         sglang_max_running_requests=None,
         sglang_disable_radix_cache=True,
+        sglang_incremental_streaming_output=False,
     )
 
 
