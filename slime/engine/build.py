@@ -76,7 +76,7 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     info = ServerInfo(args, config, context_length, scheduler)
     parser, runner = CallParser(limits, tokenizer), CallRunner(scheduler)
     api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner, args.incremental_streaming_output)
-    openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), info.name, args.model_path)
+    openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), args.model_path)
     openai = OpenAiApi(runner, openai_parser, OpenAiWriter(tokenizer), info)
     _log_size(weights, cache, context_length)
     return Engine(scheduler, api, openai)

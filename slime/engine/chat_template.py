@@ -15,6 +15,10 @@ from typing import Any
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
+class MalformedBody(ValueError):
+    """A body that lacks a key or has one of the wrong kind, rather than a value out of range."""
+
+
 class ChatTemplate:
     """Renders with the tokenizer of one model folder; may be called from any thread."""
 
@@ -72,18 +76,20 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
 
     Raises: ValueError saying what is wrong with them.
     """
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("messages must be a non-empty list")
+    if not isinstance(messages, list):
+        raise MalformedBody("messages must be a list")
+    if not messages:
+        raise ValueError("messages cannot be empty")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise ValueError(f"messages[{i}] must be an object whose role is one of {', '.join(ROLES)}")
+            raise MalformedBody(f"messages[{i}] must be an object whose role is one of {', '.join(ROLES)}")
         content = message.get("content")
         if isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    raise ValueError(f"messages[{i}].content: the embedded engine takes text parts only")
+                    raise MalformedBody(f"messages[{i}].content: the embedded engine takes text parts only")
         elif content is not None and not isinstance(content, str):
-            raise ValueError(f"messages[{i}].content must be a string, a list of parts or null")
+            raise MalformedBody(f"messages[{i}].content must be a string, a list of parts or null")
     return messages
 
 

@@ -45,7 +45,8 @@ class HttpApi:
         """Return the aiohttp application with all routes."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_json])
         for paths, handler in (
-            ("/health /ready", self._health),
+            ("/health", self._health),
+            ("/ready", self._ready),
             ("/health_generate", self._health_generate),
             ("/get_model_info /model_info", self._json_of(self._info.model_info)),
             ("/get_server_info /server_info", self._json_of(self._info.server_info)),
@@ -110,6 +111,10 @@ class HttpApi:
         if self._scheduler.failure is not None:
             raise EngineDead(self._scheduler.failure)
         return web.Response(text="ok")
+
+    async def _ready(self, http: web.Request) -> web.Response:
+        await self._health(http)
+        return web.Response()
 
     async def _health_generate(self, _: web.Request) -> web.Response:
         """200 once a token was generated, or when generation is held up on purpose and the engine thread is alive."""
@@ -228,7 +233,10 @@ class HttpApi:
             if version is not None:
                 self._scheduler.set_weight_version(version)
 
-        await self._control(update, "update_weights_from_disk")
+        try:
+            await self._control(update, "update_weights_from_disk")
+        except UpdateRefused as error:
+            return json_reply({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
         return json_reply({"success": True, "message": f"weights read from {path}", "num_paused_requests": 0})
 
     async def _update_version(self, http: web.Request) -> web.Response:

@@ -67,4 +67,6 @@ async def errors_as_json(http: web.Request, handler: Callable) -> web.StreamResp
     except Exception as error:
         logger.exception("%s failed", http.path)
         status, message = 500, f"{type(error).__name__}: {error}"
-    return json_reply({"success": False, "message": message, "error": {"message": message}}, status)
+    if http.path == "/generate":
+        return json_reply({"error": {"message": message}}, status)
+    return json_reply({"success": False, "message": message}, status)

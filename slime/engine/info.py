@@ -6,6 +6,7 @@ Read-only. Counts are read without locks and may be one step old. Knows no socke
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 from slime.engine.metrics import prometheus_text
@@ -28,6 +29,12 @@ class ServerInfo:
             "served_model_name": self.name,
             "tokenizer_path": self._args.model_path,
             "is_generation": True,
+            "preferred_sampling_params": None,
+            "load_format": "auto",
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
             "model_type": self._config.model_type,
             "architectures": [self._config.architecture],
             "weight_version": self._scheduler.weight_version,
@@ -69,18 +76,31 @@ class ServerInfo:
         """/v1/loads: one entry, this engine."""
         running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
         used, capacity = self._used_tokens(), self._capacity_tokens()
+        now = time.time()
         load = {
+            "timestamp": now,
             "dp_rank": 0,
             "num_running_reqs": running,
             "num_waiting_reqs": waiting,
             "num_total_reqs": running + waiting,
             "num_used_tokens": used,
+            "num_total_tokens": used,
+            "num_active_tokens": used,
             "max_total_num_tokens": capacity,
             "token_usage": used / capacity,
             "gen_throughput": self._scheduler.counters.throughput(),
+            "cache_hit_rate": self._scheduler.counters.cache_hit_rate(),
+            "utilization": running / self._scheduler.generator.cache.max_rows,
             "max_running_requests": self._scheduler.generator.cache.max_rows,
         }
-        return {"timestamp": time.time(), "version": VERSION, "dp_rank_count": 1, "loads": [load]}
+        return {
+            "timestamp": datetime.fromtimestamp(now, timezone.utc).isoformat(),
+            "version": VERSION,
+            "accelerator": None,
+            "num_accelerators": 1,
+            "dp_rank_count": 1,
+            "loads": [load],
+        }
 
     def load_list(self) -> list[dict[str, Any]]:
         """/get_load, as sglang-router polls it."""

@@ -41,6 +41,10 @@ class Counters:
         self.queue_s += (request.started_at or request.finished_at) - request.received_at
         self.cached_tokens += request.cached_tokens
 
+    def cache_hit_rate(self) -> float:
+        """Return the share of prompt tokens that were not read since start."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
     def throughput(self) -> float:
         """Return generated tokens per second over the window."""
         now = time.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from slime.engine.call_runner import CallRunner
+from slime.engine.chat_template import MalformedBody
 from slime.engine.http_json import json_body, json_reply
 from slime.engine.info import ServerInfo
 from slime.engine.openai_replies import OpenAiPieces, OpenAiWriter, error_body
@@ -50,6 +51,8 @@ class OpenAiApi:
             if call.generate.stream:
                 return await self._runner.stream(http, call.generate.requests, OpenAiPieces(self._writer, call))
             await self._runner.collect(call.generate.requests)
+        except MalformedBody as error:
+            return _error(str(error), 400, "Bad Request")
         except ValueError as error:
             return _error(str(error), 400)
         except EngineDead as error:
@@ -57,7 +60,7 @@ class OpenAiApi:
         return json_reply(self._writer.reply(call))
 
 
-def _error(message: str, status: int) -> web.Response:
+def _error(message: str, status: int, kind: str | None = None) -> web.Response:
     """SGLang answers the bare description, OpenAI puts it below `error`: clients of either find what they look for."""
-    body = error_body(message, status)
+    body = error_body(message, status, kind)
     return json_reply({**body, "error": body}, status)

@@ -149,24 +149,26 @@ class OpenAiPieces:
 
     def _object(self, request: Request, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._call.is_chat else "text_completion"
-        counts = usage([request], [request]) if self._call.continuous_usage and choices else None
-        return {
+        piece = {
             "id": request.rid,
             "object": kind,
             "created": self._created,
             "model": self._call.model,
             "choices": choices,
-            "usage": counts,
         }
+        if self._call.continuous_usage and choices:
+            piece["usage"] = usage([request], [request])
+        elif choices and not self._call.is_chat:
+            piece["usage"] = None
+        return piece
 
 
 def _chat_choice(
     index: int, delta: dict[str, Any], logprobs: Any, finish_reason: str | None = None, matched_stop: Any = None
 ) -> dict[str, Any]:
-    full = {"role": None, "content": None, "reasoning_content": None, **delta}
     return {
         "index": index,
-        "delta": full,
+        "delta": {"reasoning_content": None, **delta},
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "matched_stop": matched_stop,
@@ -197,7 +199,7 @@ def usage(prompts: list[Request], answers: list[Request]) -> dict[str, Any]:
     }
 
 
-def error_body(message: str, status: int) -> dict[str, Any]:
+def error_body(message: str, status: int, kind: str | None = None) -> dict[str, Any]:
     """Return the description of an error as OpenAI clients read it."""
-    kind = "BadRequestError" if status == 400 else "InternalServerError"
+    kind = kind or ("BadRequestError" if status == 400 else "InternalServerError")
     return {"object": "error", "message": message, "type": kind, "param": None, "code": status}

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.engine.chat_template import ChatTemplate, checked_messages
+from slime.engine.chat_template import ChatTemplate, MalformedBody, checked_messages
 from slime.engine.tokenizer import EngineTokenizer
 from slime.engine.wire import CallParser, GenerateCall
 
 COMPLETION_MAX_TOKENS = 16
+DEFAULT_MODEL = "default"
+"""Name in the reply to a request that names no model."""
 MAX_LOGPROBS = 20
 #: key of a body -> key of sampling_params
 _SAMPLING = {
@@ -46,13 +48,15 @@ class OpenAiCall:
 class OpenAiParser:
     """Translate and check bodies."""
 
-    def __init__(self, parser: CallParser, tokenizer: EngineTokenizer, template: ChatTemplate, name: str, folder: str):
-        self._parser, self._tokenizer, self._template, self._name = parser, tokenizer, template, name
+    def __init__(self, parser: CallParser, tokenizer: EngineTokenizer, template: ChatTemplate, folder: str):
+        self._parser, self._tokenizer, self._template = parser, tokenizer, template
         self._chat_defaults = _generation_defaults(Path(folder))
 
     def completion(self, body: dict[str, Any]) -> OpenAiCall:
         """Raises: ValueError saying which key is wrong."""
         prompt = body.get("prompt")
+        if prompt is None:
+            raise MalformedBody("prompt is required")
         if not prompt or (isinstance(prompt, list) and not all(prompt) and type(prompt[0]) is not int):
             raise ValueError("prompt cannot be empty")
         num_logprobs = _count(body, "logprobs", None)
@@ -107,7 +111,7 @@ class OpenAiParser:
         return OpenAiCall(
             generate=call,
             is_chat=is_chat,
-            model=body["model"] if isinstance(body.get("model"), str) else self._name,
+            model=body["model"] if isinstance(body.get("model"), str) else DEFAULT_MODEL,
             n=call.n,
             with_logprobs=native["return_logprob"],
             echoes=[],

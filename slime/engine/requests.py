@@ -74,6 +74,11 @@ class Request:
         return len(self.output_ids)
 
     @property
+    def cached_details(self) -> dict[str, int] | None:
+        """Where the cached tokens were, in SGLang's words."""
+        return {"device": self.cached_tokens, "host": 0} if self.cached_tokens else None
+
+    @property
     def wants_table(self) -> bool:
         """Whether log-probs of other tokens than the sampled one are asked for."""
         return self.return_logprob and bool(self.top_logprobs_num or self.logprob_token_ids)
@@ -98,7 +103,9 @@ class Request:
             self.versions.append((version, num_output))
 
     def version_spans(self) -> list[dict[str, Any]]:
-        """Return {version, start, end} over the output tokens, `end` exclusive."""
+        """Return {version, start, end} over the output tokens, `end` exclusive; one empty span when there are none."""
+        if not self.output_ids:
+            return [{"version": self.weight_version, "start": 0, "end": 0}]
         starts = [start for _, start in self.versions] + [len(self.output_ids)]
         spans = zip(self.versions, starts[1:], strict=False)
         return [{"version": version, "start": start, "end": end} for (version, start), end in spans if end > start]

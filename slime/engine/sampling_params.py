@@ -98,6 +98,8 @@ def parse_sampling_params(raw: Any, vocab_size: int) -> SamplingParams:
                 raise ValueError(f"sampling_params.custom_params must be an object or null, got {value!r}")
         elif name not in IGNORED:
             values[name] = _parse_value(name, value, vocab_size)
+    if values.get("top_k") == 1:
+        values["temperature"] = 0.0  # greedy, log-probs included, as in SGLang
     params = SamplingParams(**values)
     if params.min_new_tokens > params.max_new_tokens:
         raise ValueError(

@@ -82,7 +82,7 @@ class NativePieces:
         first = progress.num_sent if self._is_incremental else 0
         if chunk is None:
             text = progress.texts.finish(request.text) if self._is_incremental else request.text
-            piece = self._writer.last_piece(request, first, text, with_text)
+            piece = self._writer.last_piece(request, first, text, with_text, was_begun=progress.num_sent > 0)
         else:
             progress.push(chunk)
             text = progress.new_text if self._is_incremental else progress.text

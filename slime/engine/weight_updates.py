@@ -154,7 +154,7 @@ class WeightUpdates:
         sizes = dict.fromkeys(("tp", "dp", "pp"))
         place = {f"{name}_rank": 0 for name in sizes} | {f"{name}_size": 1 for name in sizes}
         rank = {"checksums": checksums, "per_gpu_checksum": overall}
-        rank["parallelism_info"] = {"role": "target", **place, "rank": 0, "size": 1}
+        rank["parallelism_info"] = [{"role": "target", **place, "rank": 0, "size": 1}]
         return {"ranks": [rank], "per_engine_checksum": overall}
 
     def _compare(self) -> None:

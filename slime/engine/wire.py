@@ -139,8 +139,9 @@ class CallParser:
             raise ValueError(f"rid must be a string, got {rid!r}")
         start = own["logprob_start_len"]
         start = NO_INPUT_LOGPROBS if start is None else start
-        if type(start) is not int or not NO_INPUT_LOGPROBS <= start < len(ids):
+        if type(start) is not int or not NO_INPUT_LOGPROBS <= start <= len(ids):
             raise ValueError(f"logprob_start_len {start!r} must be -1 or an index into the {len(ids)} prompt tokens")
+        start = NO_INPUT_LOGPROBS if start == len(ids) else start
         top = own["top_logprobs_num"] or 0
         if type(top) is not int or top < 0:
             raise ValueError(f"top_logprobs_num must be an integer not below 0, got {top!r}")
@@ -202,16 +203,25 @@ class ReplyWriter:
             "prompt_tokens": len(request.prompt_ids),
             "weight_version": chunk.weight_version,
             "num_retractions": request.num_retractions,
+            "reasoning_tokens": 0,
             "completion_tokens": chunk.num_output,
             "cached_tokens": request.cached_tokens,
+            "cached_tokens_details": request.cached_details,
+            "dp_rank": None,
         }
+        if chunk.num_output == len(chunk.token_ids):
+            meta["response_sent_to_client_ts"] = time.time()
         if request.return_logprob:
             meta.update(self._logprobs(request, first, ids, logprobs, text_in_logprobs))
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
-    def last_piece(self, request: Request, num_sent: int, text: str, text_in_logprobs: bool) -> dict[str, Any]:
-        """Return the piece that ends a stream of which `num_sent` tokens are out."""
+    def last_piece(
+        self, request: Request, num_sent: int, text: str, text_in_logprobs: bool, was_begun: bool
+    ) -> dict[str, Any]:
+        """Return the piece that ends a stream, with the output tokens from `num_sent` on."""
         meta = self._meta(request, num_sent, text_in_logprobs)
+        if was_begun:
+            del meta["response_sent_to_client_ts"]  # said by the first piece
         return {"text": text, "output_ids": request.output_ids[num_sent:], "meta_info": meta}
 
     def _meta(self, request: Request, first: int, with_text: bool) -> dict[str, Any]:
@@ -229,7 +239,7 @@ class ReplyWriter:
             "reasoning_tokens": 0,
             "completion_tokens": len(request.output_ids),
             "cached_tokens": request.cached_tokens,
-            "cached_tokens_details": None,
+            "cached_tokens_details": request.cached_details,
             "dp_rank": None,
             "e2e_latency": duration,
             "queue_time": queue_time,

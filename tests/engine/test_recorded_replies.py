@@ -17,7 +17,7 @@ import pytest
 from slime.utils.engine_client import EngineClient
 from tests.engine.engine_process import START_DEADLINE_S, engine_command, engine_environment, free_port, stop_process
 from tests.engine.recorded import ACCEPTED, EXTRA_KEYS, MISSING_KEYS
-from tools.conformance.replies import differences, exchange, make_model
+from tools.conformance.replies import differences, exchange, folded, make_model
 
 pytestmark = pytest.mark.skipif("SLIME_ENGINE_URL" in os.environ, reason="compares the embedded engine with records")
 
@@ -50,7 +50,7 @@ def test_replies_are_those_of_sglang(http, model):
         expected = {"status": request.pop("status"), "reply": request.pop("reply")}
         got = exchange(http, request)
         if record["name"] not in ACCEPTED:
-            found = differences(expected, got, EXTRA_KEYS, MISSING_KEYS)
+            found = differences(folded(expected), folded(got), EXTRA_KEYS, MISSING_KEYS)
             failures += [f"{record['name']}: {text}" for text in found]
     assert not failures, "\n".join(failures)
 

@@ -147,7 +147,7 @@ def compare(real_url: str, model: Path, work: Path, record: bool) -> list[str]:
     import httpx
 
     from tests.engine.recorded import ACCEPTED, EXTRA_KEYS, MISSING_KEYS
-    from tools.conformance.replies import differences, exchange, greedy_ids, load_requests
+    from tools.conformance.replies import differences, exchange, folded, greedy_ids, load_requests
 
     failures, records = [], []
     with server("embedded engine", embedded_command(model), work / "embedded.log") as our_url:
@@ -160,7 +160,7 @@ def compare(real_url: str, model: Path, work: Path, record: bool) -> list[str]:
                 records.append({**request, **expected})
                 if request["name"] in ACCEPTED:
                     continue
-                found = differences(expected, got, EXTRA_KEYS, MISSING_KEYS)
+                found = differences(folded(expected), folded(got), EXTRA_KEYS, MISSING_KEYS)
                 failures += [f"compare: {request['name']}: {text}" for text in found]
     print(f"compare: {len(records)} requests, {len(failures)} differences", flush=True)
     if record:
@@ -170,9 +170,21 @@ def compare(real_url: str, model: Path, work: Path, record: bool) -> list[str]:
 
 def write_records(records: list[dict], model: Path) -> None:
     RECORDED.parent.mkdir(parents=True, exist_ok=True)
-    text = "[\n" + ",\n".join(json.dumps(record, ensure_ascii=False) for record in records) + "\n]\n"
-    RECORDED.write_text(text.replace(str(model), "MODEL"), encoding="utf-8")
+    lines = [json.dumps(trimmed(record, str(model)), ensure_ascii=False) for record in records]
+    text = "[\n" + ",\n".join(lines) + "\n]\n"
+    RECORDED.write_text(text, encoding="utf-8")
     print(f"recorded {len(records)} replies in {RECORDED.relative_to(REPO)}", flush=True)
+
+
+def trimmed(value, model: str):
+    """Return a reply without what names this machine: paths, and messages, which carry stack traces."""
+    if isinstance(value, dict):
+        return {
+            key: "(text)" if key == "message" and isinstance(v, str) else trimmed(v, model) for key, v in value.items()
+        }
+    if isinstance(value, list):
+        return [trimmed(item, model) for item in value]
+    return value.replace(model, "MODEL") if isinstance(value, str) else value
 
 
 def suite(name: str, url: str | None, model: Path, other: Path, pytest_args: list[str]) -> list[str]:

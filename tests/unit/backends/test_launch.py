@@ -27,6 +27,7 @@ def args() -> SimpleNamespace:
         sglang_max_running_requests=None,
         sglang_disable_radix_cache=True,
         sglang_incremental_streaming_output=False,
+        sglang_enable_deterministic_inference=False,
     )
 
 
