@@ -10,7 +10,7 @@ def test_health_routes_answer_200(api, path):
     assert api.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/server_info", "/get_server_info", "/model_info", "/get_model_info"])
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
 def test_info_has_what_the_router_reads_at_registration(api, path, model_dir):
     info = api.get(path).json()
     assert info["model_path"] == str(model_dir)
@@ -21,7 +21,8 @@ def test_info_has_what_the_router_reads_at_registration(api, path, model_dir):
 
 def test_server_info_has_sizes(api):
     info = api.client.server_info()
-    assert {"version", "tp_size", "dp_size", "max_total_num_tokens", "internal_states"} <= set(info)
+    sizes = {"tp_size", "dp_size", "max_total_num_tokens", "internal_states"}
+    assert sizes | {"version", "model_path", "served_model_name", "tokenizer_path", "disaggregation_mode"} <= set(info)
 
 
 def test_models_list_names_the_model(api, model_dir):
@@ -30,6 +31,10 @@ def test_models_list_names_the_model(api, model_dir):
 
 def test_idle_loads_are_zero(api):
     assert api.client.num_requests() == 0
+
+
+@pytest.mark.embedded_only
+def test_old_load_route_answers(api):
     assert api.get("/get_load").json()[0]["num_reqs"] == 0
 
 

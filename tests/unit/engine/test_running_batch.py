@@ -99,4 +99,6 @@ def test_version_spans_cover_the_output_without_empty_ones():
     one.note_version("4", 5)
     one.output_ids = list(range(9))
     assert one.version_spans() == [{"version": "2", "start": 0, "end": 5}, {"version": "4", "start": 5, "end": 9}]
-    assert request("never started").version_spans() == []
+    never_started = request("b")
+    never_started.weight_version = "4"
+    assert never_started.version_spans() == [{"version": "4", "start": 0, "end": 0}]
