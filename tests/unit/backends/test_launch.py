@@ -22,6 +22,8 @@ def args() -> SimpleNamespace:
         omp_num_threads=1,
         sglang_python="/other/bin/python",
         sglang_given={},
+        offload_rollout=False,
+        num_shared_engines=0,
         sglang_log_level="warning",
         sglang_context_length=None,
         sglang_max_running_requests=None,
