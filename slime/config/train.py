@@ -39,6 +39,8 @@ TRAIN = section(
         F("--mtp-num-layers", "multi-token-prediction layers", "int", src="U"),
         F("--mtp-loss-scaling-factor", "weight of the multi-token-prediction loss", "float", 0.2, src="U"),
         F("--enable-mtp-training", "train the multi-token-prediction layers too", action="true", default=False, src="U"),
+        F("--share-prompts", "read a prompt once for all its samples in a micro-batch; the same gradient with less work", action="true", default=False, src="O"),
+        F("--skip-zero-advantage", "no training pass for samples whose advantage is zero; the same gradient, metrics over the rest", action="true", default=False, src="O"),
         F("--padded-vocab-size", "explicit padded vocabulary; else derived", "int", src="U"),
         F("--model-name", "name that picks the weight converter; from config.json when not given", src="U", owner="slime/backends"),
     ],

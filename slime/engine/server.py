@@ -7,6 +7,7 @@ whatever the engine thread is waiting for.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,7 @@ async def _serve(args: ServerArgs, listener: socket.socket) -> None:
         engine.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2
     )
     await runner.setup()
+    gc.freeze()  # what the imports and the model left is not searched for garbage again
     engine.scheduler.start()
     await web.SockSite(runner, listener, backlog=4096).start()
     logger.info("serving %s at http://%s:%d", args.model_path, args.host, args.port)

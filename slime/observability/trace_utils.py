@@ -16,9 +16,9 @@ import contextvars
 import functools
 import inspect
 import logging
+import os
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from slime.observability.trace_meta import CHILDREN_KEY, build_sglang_meta_trace_attrs, emit_children
@@ -138,22 +138,29 @@ def trace_next_attempt(target) -> None:
         _emit(handle, "event", "attempt_start", parent_span_id=_parent_of(handle))
 
 
-@contextlib.contextmanager
-def trace_span(target, name: str, *, attrs: dict | None = None, record_error: bool = True) -> Iterator[TraceSpan]:
+class trace_span(contextlib.ContextDecorator):  # noqa: N801 - public name of a function-like context manager
     """Record the block as a span on every sample of `target`; spans opened inside become its children."""
-    span = TraceSpan()
-    opened = _open(target, name, attrs) or []
-    token = _stack.set(_stack.get() + tuple((h.carrier["trace_id"], span_id) for h, span_id, _ in opened))
-    try:
-        yield span
-    except BaseException as error:
-        if record_error:
-            span.update(error_type=type(error).__name__, error_message=str(error))
-        raise
-    finally:
-        with contextlib.suppress(ValueError):  # a generator closed from another context owns no stack to restore
-            _stack.reset(token)
-        _close(opened, name, span)
+
+    def __init__(self, target, name: str, *, attrs: dict | None = None, record_error: bool = True):
+        self._target, self._name, self._attrs, self._record_error = target, name, attrs, record_error
+
+    def _recreate_cm(self) -> trace_span:
+        return type(self)(self._target, self._name, attrs=self._attrs, record_error=self._record_error)
+
+    def __enter__(self) -> TraceSpan:
+        self._span = TraceSpan()
+        self._opened = opened = _open(self._target, self._name, self._attrs) or []
+        self._token = _stack.set(_stack.get() + tuple((h.carrier["trace_id"], span_id) for h, span_id, _ in opened))
+        return self._span
+
+    def __exit__(self, error_type, error, traceback) -> None:
+        if error is not None and self._record_error:
+            self._span.update(error_type=error_type.__name__, error_message=str(error))
+        try:
+            _stack.reset(self._token)
+        except ValueError:  # a generator closed from another context owns no stack to restore
+            pass
+        _close(self._opened, self._name, self._span)
 
 
 def trace_function(
@@ -194,10 +201,15 @@ def trace_function(
     return decorate
 
 
+def _new_id() -> str:
+    """Return 16 hex digits; cheaper than a UUID."""
+    return os.urandom(8).hex()
+
+
 def _new_carrier(sample_id, group_id) -> dict:
     return {
         "version": VERSION,
-        "trace_id": uuid.uuid4().hex,
+        "trace_id": _new_id() + _new_id(),
         "sample_id": sample_id,
         "group_id": group_id,
         "attempt": 0,
@@ -227,12 +239,22 @@ def _parent_of(handle: TraceHandle) -> str | None:
 def _emit(
     handle: TraceHandle, kind: str, name: str, *, ts: float | None = None, attrs: dict | None = None, **ids
 ) -> dict:
-    event = {"type": kind, "name": name, "ts": time.time() if ts is None else ts}
-    event |= {key: handle.carrier[key] for key in ("trace_id", "sample_id", "group_id", "attempt")}
-    event |= {key: value for key, value in ids.items() if value is not None}
+    carrier = handle.carrier
+    event = {
+        "type": kind,
+        "name": name,
+        "ts": time.time() if ts is None else ts,
+        "trace_id": carrier["trace_id"],
+        "sample_id": carrier["sample_id"],
+        "group_id": carrier["group_id"],
+        "attempt": carrier["attempt"],
+    }
+    for key, value in ids.items():
+        if value is not None:
+            event[key] = value
     if attrs:
         event["attrs"] = dict(attrs)
-    handle.carrier["events"].append(event)
+    carrier["events"].append(event)
     return event
 
 
@@ -240,7 +262,7 @@ def _emit(
 def _open(target, name: str, attrs: dict | None) -> list[tuple[TraceHandle, str, float]]:
     opened = []
     for handle in _handles(target):
-        span_id, now = uuid.uuid4().hex[:16], time.time()
+        span_id, now = _new_id(), time.time()
         _emit(handle, "span_start", name, ts=now, attrs=attrs, span_id=span_id, parent_span_id=_parent_of(handle))
         opened.append((handle, span_id, now))
     return opened

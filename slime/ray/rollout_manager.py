@@ -6,6 +6,7 @@ source and the served model, and knows nothing of Megatron.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import random
@@ -63,6 +64,7 @@ class RolloutManager:
         except BaseException:
             self.dispose()
             raise
+        gc.freeze()  # what lives until the end (libraries, prompts) need not be searched for garbage in every round
         return self._info()
 
     def _load_functions(self) -> None:
@@ -133,7 +135,10 @@ class RolloutManager:
         self._trained_by[rollout_id] = groups
         if args.debug_rollout_only:
             return [], metrics
-        return self._shards(samples), metrics
+        converting = time.monotonic()
+        shards = self._shards(samples)
+        metrics["perf/convert_time"] = time.monotonic() - converting
+        return shards, metrics
 
     def _groups(self, rollout_id: int) -> tuple[list, dict[str, float]]:
         """The round's groups and the rollout function's own metrics, generated or read from a dump."""

@@ -6,6 +6,7 @@ from rank 0.
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 import warnings
@@ -50,7 +51,9 @@ class TrainActor:
         self._actor = MegatronActor(
             self._args, self._rank, self._world_size, master_addr, master_port, progress=self._progress
         )
-        return self._actor.init(load_dir)
+        start = self._actor.init(load_dir)
+        gc.freeze()  # libraries and model need not be searched for garbage in every step
+        return start
 
     def progress(self) -> dict:
         """Snapshot of the training that goes on; called while ``train`` runs."""

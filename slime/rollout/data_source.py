@@ -117,7 +117,7 @@ class RolloutDataSource(DataSource):
     def _number_group(self, prompt: Sample, row: int | None) -> list[Sample]:
         group = []
         for _ in range(self.args.n_samples_per_prompt):
-            sample = copy.deepcopy(prompt)
+            sample = prompt.duplicate()
             sample.group_index, sample.index = self.sample_group_index, self.sample_index
             sample.data_row = row
             self.sample_index += 1

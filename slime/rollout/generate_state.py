@@ -79,6 +79,7 @@ class GenerateState(metaclass=_OnePerLoop):
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0
+        self.last_prompt: tuple[str | None, list[int]] = (None, [])
         init_http_client(args)
         self.reset()
 

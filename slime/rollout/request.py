@@ -35,7 +35,9 @@ def prompt_ids(state: GenerateState, sample: Sample) -> list[int]:
     """Token ids of the prompt; with media, the processor's ids, whose other outputs go to the trainer."""
     text = prompt_text(state.tokenizer, sample)
     if not sample.multimodal_inputs or state.processor is None:
-        return encode_prompt(state.tokenizer, text)
+        if state.last_prompt[0] != text:  # the samples of a group come one after another
+            state.last_prompt = (text, encode_prompt(state.tokenizer, text))
+        return list(state.last_prompt[1])
     output = dict(state.processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs)))
     ids = output.pop("input_ids")[0].tolist()
     output.pop("attention_mask", None)

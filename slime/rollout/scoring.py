@@ -37,6 +37,8 @@ async def score_samples(args, samples: list[Sample], evaluation: bool = False) -
         return
     if _wants_batch(args, unscored):
         await score_group(args, unscored, evaluation)
+    elif len(unscored) == 1:
+        await _score_one(args, unscored[0], evaluation)
     else:
         await asyncio.gather(*(_score_one(args, sample, evaluation) for sample in unscored))
 

@@ -6,6 +6,7 @@ samples, a reward class). Knows the parameter names of the contract; calls nothi
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,22 +14,33 @@ from typing import Any
 BATCH_NAMES = ("samples", "batch", "group")
 
 
+@functools.lru_cache(maxsize=256)
+def _signature(function: Callable) -> inspect.Signature:
+    """Hooks are asked for their form at every sample; the answer costs as much as a short reward."""
+    return inspect.signature(function)
+
+
+def _parameters(function: Callable) -> tuple[inspect.Parameter, ...]:
+    try:
+        return tuple(_signature(function).parameters.values())
+    except TypeError:  # a callable object without a hash
+        return tuple(inspect.signature(function).parameters.values())
+
+
 def parameter_names(function: Callable) -> list[str]:
     """Names of the parameters that can be given by position, `self` of bound methods left out."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    return [p.name for p in _parameters(function) if p.kind in kinds]
 
 
 def accepts_keyword(function: Callable, name: str) -> bool:
     """Whether the function has a parameter of this name."""
-    parameter = inspect.signature(function).parameters.get(name)
-    return parameter is not None and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
+    return any(p.name == name and p.kind is not inspect.Parameter.POSITIONAL_ONLY for p in _parameters(function))
 
 
 def accepted_keywords(function: Callable, offered: dict[str, Any]) -> dict[str, Any]:
     """The part of `offered` that the function takes (all of it with `**kwargs`)."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _parameters(function)):
         return dict(offered)
     return {name: value for name, value in offered.items() if accepts_keyword(function, name)}
 
@@ -40,9 +52,7 @@ def generate_form(function: Callable) -> str:
         ValueError: the signature fits neither.
     """
     names = parameter_names(function)
-    has_varargs = any(
-        p.kind is inspect.Parameter.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()
-    )
+    has_varargs = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in _parameters(function))
     if len(names) >= 2 and names[1] in BATCH_NAMES and "sampling_params" not in names:
         return "list"
     if len(names) >= 3 and names[2] != "evaluation" or has_varargs:

@@ -95,6 +95,7 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
         else:
             if status < 400:
                 return _decode(body)
+            body = body.decode(errors="replace")
             if status not in RETRIED_STATUS and not (status == 500 and ROUTER_LOST_ENGINE in body):
                 raise HTTPStatusError(method, url, status, body)
             last = f"status {status}: {body[:500]}"
@@ -107,19 +108,37 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
     )
 
 
-async def _exchange(method: str, url: str, payload, headers, timeout_s: float) -> tuple[int, str]:
+async def _exchange(method: str, url: str, payload, headers, timeout_s: float) -> tuple[int, bytes]:
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-    async with get_session().request(method, url, json=payload, headers=headers, timeout=timeout) as response:
-        return response.status, await response.text()
+    data = None
+    if payload is not None:
+        data, headers = _encode(payload), {"Content-Type": "application/json", **(headers or {})}
+    async with get_session().request(method, url, data=data, headers=headers, timeout=timeout) as response:
+        return response.status, await response.read()
 
 
-def _decode(body: str) -> Any:
+def _encode(payload: Any) -> bytes:
+    import orjson
+
     try:
-        return json.loads(body)
+        return orjson.dumps(payload)
+    except TypeError:  # keys that are no strings, integers beyond 64 bits
+        return json.dumps(payload).encode()
+
+
+def _decode(body: bytes) -> Any:
+    import orjson
+
+    try:
+        return orjson.loads(body)
     except ValueError:
-        return body
+        text = body.decode(errors="replace")
+    try:
+        return json.loads(text)  # NaN and infinities, which some servers send
+    except ValueError:
+        return text
 
 
 def get_session():

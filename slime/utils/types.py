@@ -10,6 +10,7 @@ Importing this module needs the standard library only. It knows no engine, no to
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -81,6 +82,17 @@ class Status(Enum):
     FAILED = "failed"
 
 
+_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None), Status})
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (list, dict) and not value:
+        return type(value)()
+    if isinstance(value, (SpecInfo, PrefixCacheInfo)):
+        return type(value)(**vars(value))
+    return copy.deepcopy(value)
+
+
 @dataclass
 class Sample:
     """One trajectory of one prompt. `rollout_id` here names the execution it came from, not the generation round."""
@@ -140,6 +152,13 @@ class Sample:
         for name, value in data.items():
             setattr(sample, name, value)
         return sample
+
+    def duplicate(self) -> Sample:
+        """A copy that shares nothing mutable with this one; what `copy.deepcopy` gives, without walking plain values."""
+        twin = object.__new__(type(self))
+        for name, value in vars(self).items():
+            twin.__dict__[name] = value if type(value) in _IMMUTABLE else _copied(value)
+        return twin
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class MegatronActor:
         self.model: list = []
         self.optimizer = self.scheduler = self.runner = self.backup = self.offload = None
         self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
+        self._read_tokens = 0  # that the last training pass ran through the model
 
     # ---- start ----------------------------------------------------------------------------------------------------
 
@@ -65,11 +66,14 @@ class MegatronActor:
         Returns: the first rollout id to train: the loaded one plus 1, or 0.
         """
         from slime.backends.megatron_utils import initialize
+        from slime.backends.megatron_utils.layer_spec import uses_transformer_engine
 
         args = self.args
         if args.context_parallel_size > 1:
             raise ValueError(f"--context-parallel-size {args.context_parallel_size}: only 1 is built")
         _check_hooks(args)
+        if args.share_prompts and uses_transformer_engine():
+            raise ValueError("--share-prompts: Transformer Engine's attention cannot read one prompt for several samples")
         initialize.initialize(args, *self._where)
         if args.custom_megatron_init_path is not None:
             load_function(args.custom_megatron_init_path)(args)
@@ -92,7 +96,9 @@ class MegatronActor:
         if self.args.num_rollout > 0:
             self.optimizer = optimizer.build_optimizer(self.args, self.model)
             self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
-            self.runner = StepRunner(self.args, self.model, self.optimizer, self.scheduler, self.role, self.progress)
+            self.runner = StepRunner(
+                self.args, self.model, self.optimizer, self.scheduler, self.role, self.progress, self._timers
+            )
         self.offload = Offload(self.model, self.optimizer)
 
     def _load_actor(self, load_dir: str | None) -> int:
@@ -189,7 +195,7 @@ class MegatronActor:
 
         with self._timers("data_preprocess"):
             data = to_device(shard, device.device())
-            batches = ShardBatches(data, stream_multiple(self.args), device.device())
+            batches = ShardBatches(data, stream_multiple(self.args), device.device(), self.args.share_prompts)
         if self.args.loss_type == "policy_loss":
             self._forward_passes(data, batches)
         if self._is_last_stage and self.args.compute_advantages_and_returns:
@@ -222,10 +228,15 @@ class MegatronActor:
         return {f"{prefix}{name}": column for name, column in columns.items()}
 
     def _run_steps(self, rollout_id: int, data: dict, batches) -> dict[int, dict[str, float]]:
+        from slime.backends.megatron_utils.data import samples_without_advantage
+
         reports, captured = {}, {}
         per_rollout = len(data["num_microbatches"])
         self.progress.set_total("train", sum(data["num_microbatches"]))
-        for step_id, micro_batches in enumerate(batches.steps()):
+        idle = samples_without_advantage(data) if self.args.skip_zero_advantage else frozenset()
+        steps = batches.steps(idle)
+        self._read_tokens = sum(batch.tokens.numel() for step in steps for batch in step)
+        for step_id, micro_batches in enumerate(steps):
             size = data["global_batch_sizes"][step_id]
             report = self.runner.run(rollout_id, step_id, micro_batches, data, size)
             captured.update(report.log_probs)
@@ -253,7 +264,9 @@ class MegatronActor:
         tokens = sum(len(t) for t in data["tokens"])
         seconds = self._timers.seconds("actor_train")
         values = {"perf/actor_train_tok_per_s": tokens / seconds if seconds else 0.0}
-        values.update(self._tflops(data))
+        values["perf/actor_train_read_tokens"] = float(self._read_tokens)
+        if not (self.args.share_prompts or self.args.skip_zero_advantage):  # their work is not that of the samples
+            values.update(self._tflops(data))
         values.update({f"perf/{name}": value for name, value in device.memory_summary().items()})
         values.update(self._timers.pop_metrics())
         return values

@@ -5,16 +5,20 @@ Invariants: samples keep the order of the index list; row n of `rows` is the str
 response token n, so a log-prob list always splits by `response_lengths`. Letters: T stream tokens, N response tokens.
 
 Example: tokens [5, 6, 7, 8] with a response of 2 -> rows [1, 2], targets [7, 8].
+
+With shared prompts (`--share-prompts`) samples of one micro-batch with equal prompt ids hold the prompt once, and last
+response tokens, which predict nothing, are not read: [5, 6, 7, 8] and [5, 6, 9, 3] -> stream [5, 6, 7, 9].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 import torch
 
-from slime.backends.megatron_utils.packed_sequences import PackedBatchParams
+from slime.backends.megatron_utils.packed_sequences import PackedBatchParams, SharedPrompts
 
 WHOLE_BATCH_KEYS = (
     "raw_reward",
@@ -28,7 +32,10 @@ WHOLE_BATCH_KEYS = (
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One packed stream on the device. `indices` are the positions of its samples in the shard."""
+    """One packed stream on the device. `indices` are the positions of its samples in the shard.
+
+    `skipped` are the samples of the same micro-batch that need no pass: zeros in every sum, but part of denominators.
+    """
 
     indices: tuple[int, ...]
     tokens: torch.Tensor  # [1, T]
@@ -38,11 +45,16 @@ class MicroBatch:
     targets: torch.Tensor  # [N]
     response_lengths: tuple[int, ...]
     total_lengths: tuple[int, ...]
+    skipped: tuple[int, ...] = ()
 
     def column(self, data: dict, key: str) -> list:
         """Return this micro-batch's entries of a per-sample column."""
         values = data[key]
         return [values[i] for i in self.indices]
+
+    def with_indices(self, indices: tuple[int, ...]) -> MicroBatch:
+        """Return the same stream naming other samples; for columns only."""
+        return replace(self, indices=indices)
 
     def flat(self, data: dict, key: str) -> torch.Tensor:
         """Return a per-token column of this micro-batch, concatenated, [N]."""
@@ -55,6 +67,8 @@ def pack(
     indices: Sequence[int],
     multiple: int,
     where: torch.device,
+    share_prompts: bool = False,
+    skipped: Sequence[int] = (),
 ) -> MicroBatch:
     """Lay samples end to end and pad the stream with token 0 to a multiple of `multiple`, as a sequence of its own.
 
@@ -66,24 +80,70 @@ def pack(
             raise ValueError(
                 f"sample {i} of the shard has {length} tokens and a response of {response}: no prompt token"
             )
-    num_tokens = sum(lengths)
-    padding = -num_tokens % multiple
+    lay = _shared_stream if share_prompts else _end_to_end
+    stream, positions, packed, rows = lay(tokens, lengths, list(response_lengths), multiple, where)
+    if share_prompts:
+        targets = torch.cat([t[len(t) - n :] for t, n in zip(tokens, response_lengths, strict=True)])
+    else:
+        targets = stream[rows + 1]
+    return MicroBatch(
+        indices=tuple(indices),
+        tokens=stream[None].to(where),
+        positions=positions[None].to(where),
+        packed=packed,
+        rows=rows.to(where),
+        targets=targets.to(where),
+        response_lengths=tuple(response_lengths),
+        total_lengths=tuple(lengths),
+        skipped=tuple(skipped),
+    )
+
+
+def _end_to_end(tokens, lengths: list[int], responses: list[int], multiple: int, where: torch.device):
+    """Return (stream [T], positions [T], PackedBatchParams, rows [N])."""
+    padding = -sum(lengths) % multiple
     parts = [*tokens, torch.zeros(padding, dtype=torch.int64)] if padding else list(tokens)
     stream = torch.cat(parts)
     size = torch.tensor(lengths + ([padding] if padding else []))
     starts = size.cumsum(0) - size
     positions = torch.arange(len(stream)) - torch.repeat_interleave(starts, size)
-    rows = _predicting_rows(starts[: len(lengths)], torch.tensor(lengths), torch.tensor(list(response_lengths)))
-    return MicroBatch(
-        indices=tuple(indices),
-        tokens=stream[None].to(where),
-        positions=positions[None].to(where),
-        packed=PackedBatchParams.from_lengths(size.tolist(), where),
-        rows=rows.to(where),
-        targets=stream[rows + 1].to(where),
-        response_lengths=tuple(response_lengths),
-        total_lengths=tuple(lengths),
-    )
+    rows = _predicting_rows(starts[: len(lengths)], torch.tensor(lengths), torch.tensor(responses))
+    return stream, positions, PackedBatchParams.from_lengths(size.tolist(), where), rows
+
+
+def _shared_stream(tokens, lengths: list[int], responses: list[int], multiple: int, where: torch.device):
+    """The same with every distinct prompt once and without last response tokens."""
+    parts, positions, rows, size = [], [], [], 0
+    starts: dict[bytes, int] = {}
+    shared = SharedPrompts([], [], [])
+    for ids, length, response in zip(tokens, lengths, responses, strict=True):
+        prompt, own = length - response, max(response - 1, 0)
+        key = ids[:prompt].numpy().tobytes()
+        if key not in starts:
+            starts[key] = size
+            parts.append(ids[:prompt])
+            positions.append(torch.arange(prompt))
+            size += prompt
+        shared.prompt_starts.append(starts[key])
+        shared.prompts.append(prompt)
+        shared.own_starts.append(size)
+        parts.append(ids[prompt : prompt + own])
+        positions.append(torch.arange(prompt, prompt + own))
+        if response:
+            rows += [starts[key] + prompt - 1, *range(size, size + own)]
+        size += own
+    sequences = [p + max(r - 1, 0) for p, r in zip(shared.prompts, responses, strict=True)]
+    padding = -size % multiple
+    if padding:
+        parts.append(torch.zeros(padding, dtype=torch.int64))
+        positions.append(torch.arange(padding))
+        shared.prompt_starts.append(size)
+        shared.prompts.append(padding)
+        shared.own_starts.append(size + padding)
+        sequences.append(padding)
+    where_at = torch.cat(positions)
+    packed = PackedBatchParams.from_lengths(sequences, where, shared, where_at.to(where))
+    return torch.cat(parts), where_at, packed, torch.tensor(rows, dtype=torch.int64)
 
 
 def _predicting_rows(starts: torch.Tensor, lengths: torch.Tensor, responses: torch.Tensor) -> torch.Tensor:
@@ -103,26 +163,32 @@ def stream_multiple(args) -> int:
 class ShardBatches:
     """The micro-batches of a shard; each is packed once and reused by every pass of the rollout."""
 
-    def __init__(self, data: dict, multiple: int, where: torch.device):
-        self.data, self.multiple, self.where = data, multiple, where
-        self._made: dict[tuple[int, ...], MicroBatch] = {}
+    def __init__(self, data: dict, multiple: int, where: torch.device, share_prompts: bool = False):
+        self.data, self.multiple, self.where, self.share_prompts = data, multiple, where, share_prompts
+        self._made: dict[tuple, MicroBatch] = {}
 
-    def make(self, index_lists: Sequence[Sequence[int]]) -> list[MicroBatch]:
-        """Return one MicroBatch per index list."""
-        return [self._one(tuple(indices)) for indices in index_lists]
+    def make(self, index_lists: Sequence[Sequence[int]], idle: AbstractSet[int] = frozenset()) -> list[MicroBatch]:
+        """Return one MicroBatch per index list, without the samples in `idle` as far as one sample is left."""
+        return [self._one(tuple(indices), idle) for indices in index_lists]
 
-    def _one(self, indices: tuple[int, ...]) -> MicroBatch:
-        if indices not in self._made:
-            tokens = [self.data["tokens"][i] for i in indices]
-            responses = [self.data["response_lengths"][i] for i in indices]
-            self._made[indices] = pack(tokens, responses, indices, self.multiple, self.where)
-        return self._made[indices]
+    def _one(self, indices: tuple[int, ...], idle: AbstractSet[int]) -> MicroBatch:
+        skipped = tuple(i for i in indices if i in idle)
+        if indices and len(skipped) == len(indices):
+            skipped = skipped[1:]  # every rank runs every micro-batch
+        kept = tuple(i for i in indices if i not in skipped) if skipped else indices
+        if (kept, skipped) not in self._made:
+            tokens = [self.data["tokens"][i] for i in kept]
+            responses = [self.data["response_lengths"][i] for i in kept]
+            self._made[kept, skipped] = pack(
+                tokens, responses, kept, self.multiple, self.where, self.share_prompts, skipped
+            )
+        return self._made[kept, skipped]
 
-    def steps(self) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each optimizer step, in order."""
+    def steps(self, idle: AbstractSet[int] = frozenset()) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each optimizer step, in order; `idle` as in `make`."""
         steps, start = [], 0
         for count in self.data["num_microbatches"]:
-            steps.append(self.make(self.data["micro_batch_indices"][start : start + count]))
+            steps.append(self.make(self.data["micro_batch_indices"][start : start + count], idle))
             start += count
         return steps
 
@@ -142,3 +208,8 @@ def to_device(shard: dict, where: torch.device) -> dict:
         elif isinstance(value, torch.Tensor):
             moved[key] = value.to(where)
     return moved
+
+
+def samples_without_advantage(data: dict) -> frozenset[int]:
+    """Return the samples whose group-relative reward, and with it every advantage, is exactly zero."""
+    return frozenset(i for i, reward in enumerate(data["rewards"]) if reward == 0.0)

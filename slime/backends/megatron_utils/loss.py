@@ -190,7 +190,9 @@ def loss_function_for(args, role: str):
 
 def token_count(args, batch: MicroBatch, data: dict) -> int:
     """Return the denominator that this micro-batch adds to the step: its tokens in per-token mode, else 1."""
-    return num_tokens(batch.column(data, "loss_masks")) if args.calculate_per_token_loss else 1
+    if not args.calculate_per_token_loss:
+        return 1
+    return num_tokens([data["loss_masks"][i] for i in (*batch.indices, *batch.skipped)])
 
 
 def scale_for_megatron(args, loss: torch.Tensor, num_micro_batches: int, global_batch_size: int, num_ranks: int):

@@ -24,6 +24,8 @@ PER_TOKEN_REPORTS = (
     "entropy",
     "opd_reverse_kl",
 )
+EXACT_WITHOUT_SKIPPED = ("loss", "pg_loss")
+"""Step metrics to which a sample without advantage adds nothing; the others are means over the computed samples."""
 PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated")
 
 
@@ -40,12 +42,22 @@ def sum_over_data_ranks(values: list[float]) -> list[float]:
     return total.tolist()
 
 
-def step_metrics(args, sums: dict[str, float], tokens: float, global_batch_size: int) -> dict[str, float]:
-    """Return the step's metrics from this rank's sums over micro-batches; all data ranks call it with equal keys."""
+def step_metrics(
+    args, sums: dict[str, float], tokens: float, global_batch_size: int, weights: tuple[float, float] = (0.0, 0.0)
+) -> dict[str, float]:
+    """Return the step's metrics from this rank's sums over micro-batches; all data ranks call it with equal keys.
+
+    Args:
+        weights: denominators (of the computed samples, of all) where samples without advantage were skipped.
+    """
     names = sorted(sums)
-    *totals, num = sum_over_data_ranks([*(sums[name] for name in names), tokens])
+    *totals, num, computed, everything = sum_over_data_ranks([*(sums[name] for name in names), tokens, *weights])
     denominator = num if args.calculate_per_token_loss else global_batch_size
-    return {name: total / denominator for name, total in zip(names, totals, strict=True)}
+    rescale = everything / computed if computed else 1.0
+    return {
+        name: total / denominator * (1.0 if name in EXACT_WITHOUT_SKIPPED else rescale)
+        for name, total in zip(names, totals, strict=True)
+    }
 
 
 def rollout_metrics(args, data: dict) -> dict[str, float]:

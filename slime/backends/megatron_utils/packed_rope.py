@@ -36,13 +36,20 @@ class PackedRope:
             or any(a is not b for a, b in zip(key[:2], self.key[:2], strict=True))
             or key[2:] != self.key[2:]
         ):
-            lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
-            starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
-            position = torch.arange(starts.numel(), device=starts.device) - starts
-            angles = freqs[:, 0].index_select(0, position)  # [T, 1, D]
+            angles = freqs[:, 0].index_select(0, _positions(cu_seqlens))  # [T, 1, D]
             self.key = key
             self.packed_freqs = ((angles.cos() * mscale).to(dtype), (angles.sin() * mscale).to(dtype))
         return self.packed_freqs
+
+
+def _positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Return each token's position in its sequence, [T]; a stream with shared prompts brings them along."""
+    given = getattr(cu_seqlens, "stream_positions", None)
+    if given is not None:
+        return given
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+    starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
+    return torch.arange(starts.numel(), device=starts.device) - starts
 
 
 def install() -> None:

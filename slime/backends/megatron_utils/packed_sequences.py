@@ -4,7 +4,9 @@ Letters: T tokens of the stream, B sequences of a bucket, L longest of a bucket,
 
 Attention over many short sequences is one kernel call per bucket of similar lengths instead of one per sequence. Rows
 are padded on the right: under a causal mask no real query sees the padding, and padded queries are dropped.
-Invariant: every token of the stream belongs to exactly one bucket row, so scatter(gather(x)) == x.
+Sequences may share tokens of the stream (the prompt of a group, `PackedBatchParams.shared`): each bucket row then gathers
+its own copy, one of them gives the shared tokens back, and the gradients of all copies are summed.
+Invariant: every token of the stream is given back by exactly one bucket row, so scatter(gather(x)) == x.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Bucket:
 
     rows: [B * L] positions in the stream (padding repeats the last token), or None when the stream already is the
     bucket, in order and without padding. slots: [tokens] position in B * L of each of its tokens. tokens: [tokens]
-    position in the stream of the same.
+    position in the stream of the same. copies: [copies] position in B * L of what another row gives back, or None.
     """
 
     num_rows: int
@@ -33,9 +35,22 @@ class Bucket:
     rows: torch.Tensor | None
     slots: torch.Tensor | None
     tokens: torch.Tensor | None
+    copies: torch.Tensor | None = None
 
 
-def make_buckets(lengths: list[int], where: torch.device) -> list[Bucket]:
+@dataclass(frozen=True)
+class SharedPrompts:
+    """Sequence i is stream[prompt_starts[i] :][: prompts[i]] followed by stream[own_starts[i] :][: lengths[i] - prompts[i]].
+
+    The first sequence that names a prompt start gives the prompt back.
+    """
+
+    prompt_starts: list[int]
+    prompts: list[int]
+    own_starts: list[int]
+
+
+def make_buckets(lengths: list[int], where: torch.device, shared: SharedPrompts | None = None) -> list[Bucket]:
     """Partition sequences by length; a bucket spends at most a tenth of a row (or 8 tokens) on padding.
 
     >>> [(b.num_rows, b.length) for b in make_buckets([3, 40, 4, 3], torch.device("cpu"))]
@@ -43,15 +58,16 @@ def make_buckets(lengths: list[int], where: torch.device) -> list[Bucket]:
     """
     starts = torch.tensor([0, *lengths]).cumsum(0)
     order = sorted((i for i in range(len(lengths)) if lengths[i]), key=lambda i: -lengths[i])
-    buckets, members = [], []
+    parts: list[list[int]] = []
     for i in order:
-        if members and lengths[i] + _SLACK_TOKENS < lengths[members[0]] * (1 - _MAX_PADDED_SHARE):
-            buckets.append(_bucket(members, lengths, starts, where))
-            members = []
-        members.append(i)
-    if members:
-        buckets.append(_bucket(members, lengths, starts, where))
-    return buckets
+        if not parts or lengths[i] + _SLACK_TOKENS < lengths[parts[-1][0]] * (1 - _MAX_PADDED_SHARE):
+            parts.append([])
+        parts[-1].append(i)
+    if shared is None:
+        return [_bucket(members, lengths, starts, where) for members in parts]
+    seen: set[int] = set()
+    givers = [not (start in seen or seen.add(start)) for start in shared.prompt_starts]
+    return [_shared_bucket(sorted(members), lengths, shared, givers, where) for members in parts]
 
 
 def _bucket(members: list[int], lengths: list[int], starts: torch.Tensor, where: torch.device) -> Bucket:
@@ -68,6 +84,26 @@ def _bucket(members: list[int], lengths: list[int], starts: torch.Tensor, where:
     return Bucket(len(members), longest, rows.to(where), slots.to(where), rows[slots].to(where))
 
 
+def _shared_bucket(
+    members: list[int], lengths: list[int], shared: SharedPrompts, givers: list[bool], where: torch.device
+) -> Bucket:
+    def column(values) -> torch.Tensor:
+        return torch.tensor([values[i] for i in members])[:, None]
+
+    size, prompt = column(lengths), column(shared.prompts)
+    step = torch.arange(int(size.max()))[None]
+    index = torch.minimum(step, size - 1)
+    in_prompt = index < prompt
+    rows = torch.where(in_prompt, column(shared.prompt_starts) + index, column(shared.own_starts) + index - prompt)
+    real = step < size
+    own = (real & (~in_prompt | column(givers))).reshape(-1)
+    rows = rows.reshape(-1)
+    slots, copies = own.nonzero().squeeze(1), (real.reshape(-1) & ~own).nonzero().squeeze(1)
+    return Bucket(
+        len(members), step.numel(), rows.to(where), slots.to(where), rows[slots].to(where), copies.to(where)
+    )
+
+
 class _GatherRows(torch.autograd.Function):
     """Stream [T, H, D] to padded rows [B * L, H, D] per bucket; gradients of padding are dropped (zero under causality)."""
 
@@ -81,6 +117,9 @@ class _GatherRows(torch.autograd.Function):
         whole = grads[0].new_empty(ctx.size, *grads[0].shape[1:])
         for bucket, grad in zip(ctx.buckets, grads, strict=True):
             whole.index_copy_(0, bucket.tokens, grad.index_select(0, bucket.slots))
+        for bucket, grad in zip(ctx.buckets, grads, strict=True):
+            if bucket.copies is not None:
+                whole.index_add_(0, bucket.rows[bucket.copies], grad.index_select(0, bucket.copies))
         return whole, None
 
 
@@ -121,11 +160,20 @@ class PackedBatchParams(PackedSeqParams):
     """Megatron's description of a packed stream, plus the attention buckets, made once for all layers."""
 
     lengths: tuple[int, ...] = ()
+    shared: SharedPrompts | None = None
 
     @classmethod
-    def from_lengths(cls, lengths: list[int], where: torch.device) -> PackedBatchParams:
-        """Describe sequences of `lengths` tokens laid end to end."""
+    def from_lengths(
+        cls,
+        lengths: list[int],
+        where: torch.device,
+        shared: SharedPrompts | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> PackedBatchParams:
+        """Describe sequences of `lengths` tokens laid end to end, or sharing prompts with `positions` [T] of the stream."""
         offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(where)
+        if shared is not None:
+            offsets.stream_positions = positions  # for packed_rope: the only tensor of ours that Megatron hands it
         longest = max(lengths)
         return cls(
             qkv_format="thd",
@@ -136,8 +184,9 @@ class PackedBatchParams(PackedSeqParams):
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             lengths=tuple(lengths),
+            shared=shared,
         )
 
     @cached_property
     def buckets(self) -> list[Bucket]:
-        return make_buckets(list(self.lengths), self.cu_seqlens_q.device)
+        return make_buckets(list(self.lengths), self.cu_seqlens_q.device, self.shared)

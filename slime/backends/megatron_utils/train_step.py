@@ -17,6 +17,7 @@ from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import is_last_stage
 from slime.backends.megatron_utils.model_provider import forward_logits
 from slime.observability.progress import Progress
+from slime.observability.timer import Timers
 from slime.utils import device
 from slime.utils.misc import load_function
 
@@ -35,9 +36,9 @@ class StepReport:
 class StepRunner:
     """Runs the optimizer steps of one model; holds what does not change between them."""
 
-    def __init__(self, args, model: list, optimizer, scheduler, role: str, progress: Progress):
+    def __init__(self, args, model: list, optimizer, scheduler, role: str, progress: Progress, timers: Timers):
         self.args, self.model, self.optimizer, self.scheduler = args, model, optimizer, scheduler
-        self.role, self._progress = role, progress
+        self.role, self._progress, self._timers = role, progress, timers
         self.loss_function = losses.loss_function_for(args, role)
 
     def run(
@@ -48,12 +49,14 @@ class StepRunner:
         hook = self.args.custom_megatron_before_train_step_hook_path
         if hook is not None:
             load_function(hook)(self.args, rollout_id, step_id, self.model, self.optimizer, self.scheduler)
-        results = self._forward_backward(batches, data, global_batch_size)
-        finite = self._all_finite(results)
-        outcome = self._update(global_batch_size) if finite else None
+        with self._timers("forward_backward"):
+            results = self._forward_backward(batches, data, global_batch_size)
+        with self._timers("optimizer"):
+            finite = self._all_finite(results)
+            outcome = self._update(global_batch_size) if finite else None
         if outcome is None:
             self._report_skip(rollout_id, step_id, results, data)
-        report = self._summarise(results, global_batch_size)
+        report = self._summarise(results, data, global_batch_size)
         report.skipped = outcome is None
         report.metrics.update(self._optimizer_metrics(outcome, global_batch_size))
         return report
@@ -142,7 +145,7 @@ class StepRunner:
             samples or "none",
         )
 
-    def _summarise(self, results: list[dict], global_batch_size: int) -> StepReport:
+    def _summarise(self, results: list[dict], data: dict, global_batch_size: int) -> StepReport:
         if not is_last_stage(self.model):
             return StepReport({}, False)
         sums: dict[str, float] = {}
@@ -155,8 +158,22 @@ class StepRunner:
                 rows = r["result"].log_probs.split(batch.response_lengths)
                 log_probs.update(zip(batch.indices, rows, strict=True))
         tokens = sum(r["tokens"] for r in results)
-        reduced = metrics_module.step_metrics(self.args, sums, tokens, global_batch_size)
+        weights = (0.0, 0.0)
+        if self.args.skip_zero_advantage:
+            batches = [r["batch"] for r in results]
+            weights = (self._weight(batches, data, False), self._weight(batches, data, True))
+        reduced = metrics_module.step_metrics(self.args, sums, tokens, global_batch_size, weights)
         return StepReport(reduced, False, log_probs)
+
+    def _weight(self, batches: list[MicroBatch], data: dict, with_skipped: bool) -> float:
+        """Return what the metrics' reducer gives for a column of ones: over the computed samples, or over all."""
+        total = 0.0
+        for batch in batches:
+            chosen = batch.with_indices((*batch.indices, *batch.skipped) if with_skipped else batch.indices)
+            masks = chosen.column(data, "loss_masks")
+            ones = torch.ones(sum(map(len, masks)), device=masks[0].device) if masks else torch.zeros(0)
+            total += float(losses.reducer_for(self.args, chosen, data)(ones))
+        return total
 
     def _optimizer_metrics(self, grad_norm: float | None, global_batch_size: int) -> dict[str, float]:
         values = {"global_batch_size": float(global_batch_size), "step_skipped": float(grad_norm is None)}

@@ -31,7 +31,9 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
     hook = load_hook(path, "custom_rm_path")
     form = reward_form(hook)
     if form == "single":
-        extra = accepted_keywords(hook, kwargs)
+        extra = accepted_keywords(hook, kwargs) if kwargs else {}
+        if len(samples) == 1:
+            return [await _call(hook, args, samples[0], **extra)]
         return await gather_or_cancel([_call(hook, args, sample, **extra) for sample in samples])
     if form == "class":
         scorer = await run_in_thread(_instance, hook, _model_path(args))

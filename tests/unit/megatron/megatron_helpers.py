@@ -41,6 +41,7 @@ DEFAULTS = dict(
     use_critic=False, value_clip=0.2, use_routing_replay=False, use_rollout_routing_replay=False,
     # rounds
     num_rollout=4, rollout_batch_size=2, n_samples_per_prompt=2, global_batch_size=4, micro_batch_size=1,
+    share_prompts=False, skip_zero_advantage=False,
     use_dynamic_batch_size=False, max_tokens_per_gpu=None, log_probs_max_tokens_per_gpu=None, ref_update_interval=None,
     # hooks
     rollout_data_postprocess_path=None, custom_megatron_init_path=None, custom_megatron_before_log_prob_hook_path=None,
