@@ -78,7 +78,9 @@ def run_ours(shape, folder: Path, args, cores: str, setting: str) -> dict:
     parts = cpu.between(rounds[args.warmup - 1]["end"], rounds[-2]["end"]) if len(rounds) > args.warmup + 1 else {}
     steps = len(kept)
     ends = [r["end"] for r in rounds]
-    spans = [after - before for before, after in zip(ends[args.warmup - 1 :], ends[args.warmup : -1])] or [ends[-1] - ends[-2]]
+    spans = [
+        after - before for before, after in zip(ends[args.warmup - 1 :], ends[args.warmup : -1], strict=False)
+    ] or [ends[-1] - ends[-2]]
     evals = [line for line in read_metrics(run_dir) if line["step_key"] == "eval/step"]
 
     def middle(key: str) -> float:

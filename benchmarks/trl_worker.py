@@ -66,7 +66,12 @@ def make_trainer(args, model, tokenizer):
             print(f"step {len(times) - 1} {times[-1][0] - times[-2][0]:.3f} s", flush=True)
 
     trainer = GRPOTrainer(
-        model=model, reward_funcs=exact, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[Clock()]
+        model=model,
+        reward_funcs=exact,
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[Clock()],
     )
     inner = trainer._generate_single_turn
 
@@ -82,7 +87,7 @@ def make_trainer(args, model, tokenizer):
 
 
 def exact(completions, label, **_) -> list[float]:
-    return [float(text == wanted) for text, wanted in zip(completions, label)]
+    return [float(text == wanted) for text, wanted in zip(completions, label, strict=False)]
 
 
 def summary(args, trainer, times, counters, before, after, whole_s) -> dict:
@@ -92,7 +97,7 @@ def summary(args, trainer, times, counters, before, after, whole_s) -> dict:
     import transformers
     import trl
 
-    steps = list(zip(times, times[1:]))[args.warmup :]
+    steps = list(zip(times, times[1:], strict=False))[args.warmup :]
     wall = statistics.median(b[0] - a[0] for a, b in steps)
     cpu = statistics.median(b[1] - a[1] for a, b in steps)
     tokens = statistics.median(counters["tokens"][args.warmup :])
@@ -131,7 +136,7 @@ def pass_rate(model, tokenizer, rows, max_new: int, sample: bool, times: int) ->
         )  # fmt: skip
     model.train()
     texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(text == row["label"] for text, row in zip(texts, rows)) / len(rows)
+    return sum(text == row["label"] for text, row in zip(texts, rows, strict=False)) / len(rows)
 
 
 if __name__ == "__main__":

@@ -55,9 +55,10 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     config = load_model_config(args.model_path)
     context_length = _context_length(args, config)
     dtype, place = _dtype(args, config), device.device()
-    weights = Weights(config, dtype, place)
+    compute_dtype = device.compute_dtype(dtype)
+    weights = Weights(config, dtype, place, compute_dtype)
     weights.load(args.model_path)
-    cache = KVCache(config, dtype, place, args.mem_bytes, args.max_running_requests)
+    cache = KVCache(config, compute_dtype, place, args.mem_bytes, args.max_running_requests)
     tokenizer = EngineTokenizer(args.model_path)
     if not tokenizer.is_available:
         logger.warning("no tokenizer in %s: only input_ids are served and text is empty", args.model_path)
@@ -99,6 +100,8 @@ def _dtype(args: ServerArgs, config: ModelConfig) -> torch.dtype:
 
 def _log_size(weights: Weights, cache: KVCache, context_length: int) -> None:
     mib = 1 / 2**20
+    if weights.compute_dtype != weights.dtype:
+        logger.info("this processor has no %s arithmetic: computing in %s", weights.dtype, weights.compute_dtype)
     logger.info(
         "weights %.1f MiB; KV cache %d bytes per token, up to %.0f MiB: %d requests of 512 tokens, %d of the full "
         "context %d; it grows with the requests",

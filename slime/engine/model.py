@@ -27,8 +27,7 @@ class Model:
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, context_length: int):
         self.config, self.weights, self.cache = config, weights, cache
-        stored = next(iter(weights.stored.values()))
-        self.device, self.dtype = stored.device, stored.dtype
+        self.device, self.dtype = next(iter(weights.stored.values())).device, weights.compute_dtype
         positions = torch.arange(context_length, dtype=torch.float32)
         angles = torch.outer(positions, torch.tensor(config.inverse_frequencies(), dtype=torch.float32))
         sin = angles.sin()
@@ -53,7 +52,7 @@ class Model:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
             return out.transpose(1, 2)
 
-        hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
+        hidden = F.embedding(tokens.reshape(-1), self.weights.computed["embed"])
         cos = cos.expand(length, 1, -1).repeat(batch, 1, 1)
         sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
         return self._layers(hidden, cos, sin, attend).view(batch, length, -1)
@@ -108,17 +107,17 @@ class Model:
             scores = torch.baddbmm(mask, q, keys[:, :attended].transpose(1, 2), alpha=scale)
             return torch.bmm(scores.softmax(-1), values[:, :attended])
 
-        hidden = F.embedding(tokens, self.weights.stored["embed"])
+        hidden = F.embedding(tokens, self.weights.computed["embed"])
         return self._layers(hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [..., V] of final hidden states."""
-        stored = self.weights.stored
+        stored = self.weights.computed
         return F.linear(hidden, stored["embed" if self.config.tied_embeddings else "head"]).float()
 
     def _layers(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend) -> torch.Tensor:
         """Run all layers over x [T, E] with per-token cos/sin [T, 1, D]."""
-        config, stored = self.config, self.weights.stored
+        config, stored = self.config, self.weights.computed
         num_q, num_kv, tokens = config.num_heads, config.num_kv_heads, x.shape[0]
         for i in range(config.num_layers):
             h = self._norm(x, stored[f"{i}.norm1"])

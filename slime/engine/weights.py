@@ -2,6 +2,8 @@
 
 q/k/v and gate/up are stored fused because one matrix product is cheaper than three; every Hugging Face tensor is a row
 range of one stored tensor, so an update copies in place and readers never see names change.
+On a processor without arithmetic in the model's dtype, `computed` holds copies in a dtype that it has; names, updates and
+checksums always mean the stored tensors.
 Invariants: shapes on the outside are those of the Hugging Face model; an update either applies to all its tensors or to
 none. Does not know process groups or HTTP; only the scheduler thread calls it.
 """
@@ -71,8 +73,12 @@ def weight_layout(config: ModelConfig) -> dict[str, Location]:
 class Weights:
     """Stored tensors plus the map from Hugging Face names to their rows."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, compute_dtype: torch.dtype | None = None
+    ):
         self.config = config
+        self.dtype, self.compute_dtype = dtype, compute_dtype or dtype
+        self._computed: dict[str, torch.Tensor] | None = None
         self.layout = weight_layout(config)
         self.stored: dict[str, torch.Tensor] = {}
         shapes = {at.stored: (at.end, *at.shape[1:]) for at in self.layout.values()}  # the last part has the last row
@@ -83,6 +89,15 @@ class Weights:
         self._stash: WeightStash | None = None
         self.num_changes = 0
         """Counts every change of any weight; what was computed under another count is stale."""
+
+    @property
+    def computed(self) -> dict[str, torch.Tensor]:
+        """The stored tensors in the dtype of arithmetic: themselves, or copies made anew after every change."""
+        if self.compute_dtype == self.dtype:
+            return self.stored
+        if self._computed is None:
+            self._computed = {key: tensor.to(self.compute_dtype) for key, tensor in self.stored.items()}
+        return self._computed
 
     @property
     def names(self) -> list[str]:
@@ -121,6 +136,7 @@ class Weights:
         self.num_changes += 1
         for name, tensor in tensors.items():
             self.view(name).copy_(tensor)
+        self._computed = None
 
     def load(self, folder: str | Path) -> None:
         """Read a complete Hugging Face folder (one or several safetensors files).
@@ -140,6 +156,7 @@ class Weights:
             with open_safetensors(path) as file:
                 for name in names:
                     self.view(name).copy_(file.get_tensor(name))
+        self._computed = None
 
     def checksums(self) -> dict[str, str]:
         """Return a checksum per Hugging Face name; equal tensors of equal dtype have equal checksums."""
@@ -155,6 +172,7 @@ class Weights:
         self.num_changes += 1
         for tensor in self.stored.values():
             tensor.copy_(torch.rand(tensor.shape, device=tensor.device))
+        self._computed = None
 
     def differing_from_snapshot(self) -> list[str]:
         """Return the names whose tensors are not bit-equal to the snapshot.
@@ -173,7 +191,7 @@ class Weights:
         """Give the memory back; contents are kept aside. Readers must fetch stored tensors again after `restore`."""
         if self._stash is None:
             self._stash = WeightStash(self.stored)
-            self.stored = {}
+            self.stored, self._computed = {}, None
 
     def restore(self) -> None:
         """Take the memory back, with the contents that `release` kept."""

@@ -64,6 +64,22 @@ def empty_cache() -> None:
         platform.trim_heap()
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which this process multiplies matrices of `dtype`.
+
+    x86 processors without bf16 instructions emulate them several times slower than float32, which is the more exact
+    of the two; anywhere else it is `dtype` itself.
+    """
+    import platform
+
+    import torch
+
+    emulated = dtype == torch.bfloat16 and not has_accelerator() and platform.machine() in ("x86_64", "AMD64")
+    if emulated and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        return torch.float32
+    return dtype
+
+
 def pin_host_memory() -> bool:
     """Return whether host copies should be page-locked (only useful beside a GPU)."""
     return has_accelerator()

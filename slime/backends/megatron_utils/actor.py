@@ -73,7 +73,9 @@ class MegatronActor:
             raise ValueError(f"--context-parallel-size {args.context_parallel_size}: only 1 is built")
         _check_hooks(args)
         if args.share_prompts and uses_transformer_engine():
-            raise ValueError("--share-prompts: Transformer Engine's attention cannot read one prompt for several samples")
+            raise ValueError(
+                "--share-prompts: Transformer Engine's attention cannot read one prompt for several samples"
+            )
         initialize.initialize(args, *self._where)
         if args.custom_megatron_init_path is not None:
             load_function(args.custom_megatron_init_path)(args)

@@ -99,9 +99,7 @@ def _shared_bucket(
     own = (real & (~in_prompt | column(givers))).reshape(-1)
     rows = rows.reshape(-1)
     slots, copies = own.nonzero().squeeze(1), (real.reshape(-1) & ~own).nonzero().squeeze(1)
-    return Bucket(
-        len(members), step.numel(), rows.to(where), slots.to(where), rows[slots].to(where), copies.to(where)
-    )
+    return Bucket(len(members), step.numel(), rows.to(where), slots.to(where), rows[slots].to(where), copies.to(where))
 
 
 class _GatherRows(torch.autograd.Function):

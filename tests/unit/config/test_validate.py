@@ -37,6 +37,18 @@ from slime.config import UserError
         ("--only-train-params-name-list a --freeze-params-name-list b", "exclude each other"),
         ("--use-dynamic-batch-size", "--use-dynamic-batch-size needs --max-tokens-per-gpu"),
         ("--balance-by-flops", "--balance-by-flops needs --use-dynamic-batch-size"),
+        ("--share-prompts --attention-dropout 0.1", "--share-prompts cannot be used with dropout"),
+        ("--skip-zero-advantage --entropy-coef 0.1", "--skip-zero-advantage cannot be used with --entropy-coef 0.1"),
+        ("--skip-zero-advantage --use-kl-loss", "--skip-zero-advantage cannot be used with --use-kl-loss"),
+        ("--skip-zero-advantage --normalize-advantages", "cannot be used with --normalize-advantages"),
+        (
+            "--skip-zero-advantage --advantage-estimator reinforce_plus_plus",
+            "--advantage-estimator reinforce_plus_plus",
+        ),
+        (
+            "--skip-zero-advantage --loss-type sft_loss",
+            "--skip-zero-advantage cannot be used with --loss-type sft_loss",
+        ),
         ("--optimizer muon", "--optimizer muon is not built yet"),
         ("--lr 1e-6 --min-lr 1e-5", "--min-lr 1e-05 is above --lr 1e-06"),
         ("--recompute-method block", "--recompute-method block needs --recompute-granularity full"),

@@ -96,3 +96,26 @@ def test_load_of_a_checkpoint_that_does_not_fit_changes_nothing(folder, tmp_path
     with pytest.raises(ValueError, match="model.norm.weight"):
         weights.load(broken)
     assert weights.checksums() == before
+
+
+def test_computing_in_another_dtype_follows_every_change_and_leaves_checksums(folder):
+    weights = Weights(load_model_config(folder), torch.bfloat16, CPU, torch.float32)
+    weights.load(folder)
+    rounded = load_file(str(folder / "model.safetensors"))["model.norm.weight"].bfloat16()
+    assert weights.checksums()["model.norm.weight"] == tensor_checksum(rounded)
+    assert weights.computed["norm"].dtype == torch.float32
+    assert torch.equal(weights.computed["norm"], rounded.float())
+    for change in (
+        lambda: weights.assign({"model.norm.weight": torch.full((64,), 1 / 3)}),
+        weights.scramble,
+        lambda: weights.load(folder),
+        lambda: (weights.release(), weights.restore()),
+    ):
+        before = weights.computed
+        change()
+        assert weights.computed is not before
+        for key, tensor in weights.stored.items():
+            assert torch.equal(weights.computed[key], tensor.float()), key
+    assert empty_weights(folder).computed is not None
+    same = empty_weights(folder)
+    assert same.computed is same.stored

@@ -49,10 +49,18 @@ def test_both_savings_leave_the_gradient_and_the_loss(model_dir, flags, cut):
     flags = dict(flags, global_batch_size=9)
     reference, expected = gradient(model_dir, shard_of(cut), **flags)
     assert max(g.abs().max() for g in reference.values()) > 1e-3
-    for saving in ({"share_prompts": True}, {"skip_zero_advantage": True}, {"share_prompts": True, "skip_zero_advantage": True}):
+    for saving in (
+        {"share_prompts": True},
+        {"skip_zero_advantage": True},
+        {"share_prompts": True, "skip_zero_advantage": True},
+    ):
         other, got = gradient(model_dir, shard_of(cut), **flags, **saving)
         assert_same(reference, other)
-        names = expected["steps"][0] if "skip_zero_advantage" not in saving else ("train/loss", "train/pg_loss", "train/grad_norm")
+        names = (
+            expected["steps"][0]
+            if "skip_zero_advantage" not in saving
+            else ("train/loss", "train/pg_loss", "train/grad_norm")
+        )
         for name in names:
             assert got["steps"][0][name] == pytest.approx(expected["steps"][0][name], abs=1e-5, rel=1e-4), name
 
@@ -96,7 +104,11 @@ def test_other_metrics_are_means_over_the_computed_samples(model_dir, per_token)
 
 def test_a_round_without_any_advantage_still_takes_its_step(model_dir):
     difference, result = gradient(
-        model_dir, shard_of(CUTS["groups_cut"], [0.0] * 9), skip_zero_advantage=True, share_prompts=True, global_batch_size=9
+        model_dir,
+        shard_of(CUTS["groups_cut"], [0.0] * 9),
+        skip_zero_advantage=True,
+        share_prompts=True,
+        global_batch_size=9,
     )
     assert all(bool((d == 0).all()) for d in difference.values())
     assert result["steps"][0]["train/step_skipped"] == 0 and result["steps"][0]["train/loss"] == 0

@@ -128,3 +128,9 @@ def test_fake_engine_counts_aborts():
         assert fake.aborts == 1
     finally:
         fake.stop()
+
+
+def test_what_strict_json_lacks_is_read_and_sent_all_the_same():
+    assert http_utils._decode(b'{"logprob": NaN}')["logprob"] != 0
+    assert http_utils._decode(b"plain text") == "plain text"
+    assert http_utils._decode(http_utils._encode({"big": 2**70, 1: "key"})) == {"big": 2**70, "1": "key"}

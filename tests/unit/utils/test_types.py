@@ -220,3 +220,20 @@ def test_counters_accumulate_over_calls():
     assert sample.spec_info.spec_accept_rate == 0.25 and sample.spec_info.spec_accept_length == 2.0
     assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.75
     assert Sample().spec_info.spec_accept_rate == 0.0 == Sample().prefix_cache_info.prefix_cache_hit_rate
+
+
+def test_duplicate_equals_deepcopy_and_shares_nothing_mutable():
+    import copy
+
+    sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], label={"a": [1]}, metadata={"k": [1]})
+    sample.extra = {"mine": [1]}
+    sample.spec_info.spec_verify_ct = 2
+    twin = sample.duplicate()
+    assert twin == copy.deepcopy(sample) and vars(twin) == vars(copy.deepcopy(sample))
+    for name, value in vars(sample).items():
+        if isinstance(value, (list, dict)) or name.endswith("_info"):
+            assert getattr(twin, name) is not value, name
+    twin.metadata["k"].append(2)
+    twin.extra["mine"].append(2)
+    twin.prompt[0]["content"] = "bye"
+    assert sample.metadata == {"k": [1]} and sample.extra == {"mine": [1]} and sample.prompt[0]["content"] == "hi"

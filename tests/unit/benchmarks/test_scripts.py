@@ -1,0 +1,48 @@
+"""The benchmark scripts start, explain themselves, and run in their smoke mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def run(script: str, *words: str, deadline_s: float = 300) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, timeout=deadline_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("script", ["grpo_vs_trl.py", "round_profile.py", "engine.py"])
+def test_help_says_how_to_run_it(script):
+    assert f"python benchmarks/{script}" in run(script, "--help")
+
+
+def test_engine_smoke_ends_in_a_result_line():
+    result = json.loads(run("engine.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
+    assert result["models"]["tiny-fp32"]["slime"]["tokens_per_s"] > 0
+
+
+def test_round_profile_smoke_accounts_for_the_cpu_time_of_a_round():
+    """One real run of train.py through the benchmark's own flags; the parts add up to the whole."""
+    result = json.loads(run("round_profile.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
+    parts = result["cpu_by_part_ms"]
+    assert sum(parts.values()) == pytest.approx(result["cpu_ms"], rel=0.05, abs=5)
+    assert parts["engine: decode and sampling"] > 0 and parts["trainer: forward and backward"] > 0
+
+
+def test_cpu_record_interpolates_between_samples():
+    from benchmarks.common import TreeCpu
+
+    record = TreeCpu(os.getpid())
+    record._times, record._rows = [10.0, 12.0, 14.0], [{1: 0.0}, {1: 2.0, 2: 1.0}, {1: 3.0, 2: 5.0}]
+    record._labels = {1: "engine", 2: "trainer"}
+    assert record.between(11.0, 13.0) == {"engine": 1.5, "trainer": 2.5, "total": 4.0}
