@@ -13,10 +13,12 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "outputs" / "benchmarks"
+MARK = "SLIME_BENCHMARK_RUN"
 _TICK = os.sysconf("SC_CLK_TCK")
 _LABELS = (
     ("slime.engine", "engine"),
@@ -94,14 +96,16 @@ def run_worker(command: list[str], *, deadline_s: float) -> dict:
 
 
 class TreeCpu(threading.Thread):
-    """CPU seconds of a process and everything below it, sampled, by part of the run.
+    """CPU seconds of a process and everything that it started, sampled, by part of the run.
 
-    A process that ended keeps what it had used. `between(start, end)` answers for any window of wall-clock time.
+    Servers belong to nobody (they are supervised), so members are known by a mark in their environment. A process that
+    ended keeps what it had used. `between(start, end)` answers for any window of wall-clock time.
     """
 
-    def __init__(self, pid: int, every_s: float = 0.2):
+    def __init__(self, pid: int, mark: str, every_s: float = 0.2):
         super().__init__(daemon=True)
         self.pid, self.every_s = pid, every_s
+        self._mark = f"{MARK}={mark}".encode()
         self._times: list[float] = []
         self._rows: list[dict[int, float]] = []
         self._labels: dict[int, str] = {}
@@ -129,19 +133,17 @@ class TreeCpu(threading.Thread):
     def _refresh(self) -> None:
         import psutil
 
-        try:
-            root = psutil.Process(self.pid)
-            processes = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for process in processes:
+        for process in psutil.process_iter():
+            if self._labels.get(process.pid) not in (None, "ray"):
+                continue
             try:
+                if self._mark not in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    continue
                 line = " ".join(process.cmdline())
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue
             label = next((label for part, label in _LABELS if part in line and "supervise" not in line), "ray")
-            if self._labels.get(process.pid) in (None, "ray"):
-                self._labels[process.pid] = label
+            self._labels[process.pid] = label
 
     def between(self, start: float, end: float) -> dict[str, float]:
         """CPU seconds by part of the run, and "total", between two moments of `time.time()`."""
@@ -196,8 +198,10 @@ def train(flags: list[str], *, cores: str | None, log: Path, watch=None) -> Tree
     log.parent.mkdir(parents=True, exist_ok=True)
     command = pinned([sys.executable, str(ROOT / "train.py"), *flags], cores)
     with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=one_thread_env(), cwd=ROOT)
-    cpu = TreeCpu(process.pid)
+        mark = uuid.uuid4().hex
+        env = {**one_thread_env(), MARK: mark}
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+    cpu = TreeCpu(process.pid, mark)
     cpu.start()
     try:
         while process.poll() is None:

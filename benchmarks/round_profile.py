@@ -88,7 +88,10 @@ class EngineThreads:
 
     def compute_share(self, start: float, end: float) -> float:
         """Share of the engine's CPU time between two moments that its computing thread took."""
-        inside = [row for row in self.rows if start <= row[0] <= end] or self.rows[-2:]
+        inside = [row for row in self.rows if start <= row[0] <= end]
+        inside = inside if len(inside) > 1 else self.rows[-2:]
+        if not inside:
+            raise RuntimeError("no engine process of the run was seen")
         compute, other = inside[-1][1] - inside[0][1], inside[-1][2] - inside[0][2]
         return compute / (compute + other) if compute + other > 0 else 0.0
 

@@ -42,7 +42,7 @@ def test_round_profile_smoke_accounts_for_the_cpu_time_of_a_round():
 def test_cpu_record_interpolates_between_samples():
     from benchmarks.common import TreeCpu
 
-    record = TreeCpu(os.getpid())
+    record = TreeCpu(os.getpid(), "mark")
     record._times, record._rows = [10.0, 12.0, 14.0], [{1: 0.0}, {1: 2.0, 2: 1.0}, {1: 3.0, 2: 5.0}]
     record._labels = {1: "engine", 2: "trainer"}
     assert record.between(11.0, 13.0) == {"engine": 1.5, "trainer": 2.5, "total": 4.0}
