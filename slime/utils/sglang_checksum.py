@@ -13,28 +13,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+#: name of a fused part -> (name of the whole, place in it)
 _FUSED = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
-    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+    "q_proj": ("qkv_proj", 0),
+    "k_proj": ("qkv_proj", 1),
+    "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
 }
+_NUM_PARTS = {"qkv_proj": 3, "gate_up_proj": 2}
 _VOCAB_WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight")
 _VOCAB_MULTIPLE = 64
 
 
 def sglang_checksums(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """Return SGLang's name -> checksum for tensors under Hugging Face names.
+    """Return SGLang's name -> checksum for tensors under Hugging Face names, in any order.
 
-    The parts of a fused tensor must come in the order of the model (q, k, v; gate, up), as every checkpoint has them.
+    Only the parts of tensors that are not complete yet are held. One that stays incomplete has no checksum.
     """
-    hashes: dict[str, hashlib._Hash] = {}
+    checksums: dict[str, str] = {}
+    waiting: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in named_tensors:
-        fused = ".".join(_FUSED.get(part, part) for part in name.split("."))
-        hasher = hashes.setdefault(fused, hashlib.sha256())
-        hasher.update(_bytes_of(tensor))
-        if name in _VOCAB_WEIGHTS:
-            padding_rows = -tensor.shape[0] % _VOCAB_MULTIPLE
-            hasher.update(bytes(padding_rows * tensor.shape[1] * tensor.element_size()))
-    return {name: hasher.digest()[:8].hex() for name, hasher in hashes.items()}
+        words = name.split(".")
+        fused = next((word for word in words if word in _FUSED), None)
+        if fused is None:
+            checksums[name] = _digest([tensor], pads_vocab=name in _VOCAB_WEIGHTS)
+            continue
+        whole, place = _FUSED[fused]
+        full_name = ".".join(whole if word == fused else word for word in words)
+        parts = waiting.setdefault(full_name, {})
+        parts[place] = tensor
+        if len(parts) == _NUM_PARTS[whole]:
+            checksums[full_name] = _digest([parts[i] for i in sorted(parts)], pads_vocab=False)
+            del waiting[full_name]
+    return checksums
 
 
 def overall_checksum(checksums: dict[str, str]) -> str:
@@ -49,7 +61,13 @@ def overall_checksum(checksums: dict[str, str]) -> str:
     return hasher.hexdigest()
 
 
-def _bytes_of(tensor: torch.Tensor):
+def _digest(parts: list[torch.Tensor], pads_vocab: bool) -> str:
     import torch
 
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    hasher = hashlib.sha256()
+    for tensor in parts:
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        if pads_vocab:
+            padding_rows = -tensor.shape[0] % _VOCAB_MULTIPLE
+            hasher.update(bytes(padding_rows * tensor.shape[1] * tensor.element_size()))
+    return hasher.digest()[:8].hex()

@@ -49,6 +49,7 @@ def test_sglang_checksum_is_that_of_the_fused_and_padded_tensor():
     expected = {PREFIX + "qkv_proj.weight": qkv, "model.embed_tokens.weight": embedding}
     digests = {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16] for name, tensor in expected.items()}
     assert sglang_checksums(weights()) == digests
+    assert sglang_checksums(reversed(weights())) == digests
 
 
 def test_equal_engines_pass():
