@@ -76,6 +76,7 @@ def _local_head(args, num_slots: int) -> dict:
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
+        "RAY_raylet_start_wait_time_s": "300",  # on a busy machine Ray's 30 s are not enough
         "RAY_worker_niceness": "0",  # Ray's 15 starves the run as soon as anything else wants the cores
         "RAY_DEDUP_LOGS": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
