@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import psutil
+
+from slime.utils.platform import FAMILY_VARIABLE, family
 
 REPO = Path(__file__).resolve().parents[1]
 MAX_GROWTH = 1.05
@@ -61,10 +64,10 @@ def name_of(process: psutil.Process) -> str:
     return modules[-1] if modules else Path(words[-1] if "python" in title and len(words) == 2 else title).name
 
 
-def sample(driver: psutil.Process) -> dict[str, dict[str, float]]:
+def sample(mark: str) -> dict[str, dict[str, float]]:
     """Resources by process name, summed over processes of one name."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(RESOURCES, 0.0))
-    for process in [driver, *driver.children(recursive=True)]:
+    for process in family(mark):
         try:
             memory = process.memory_full_info()
             entry = found[name_of(process)]
@@ -76,16 +79,16 @@ def sample(driver: psutil.Process) -> dict[str, dict[str, float]]:
     return dict(found)
 
 
-def watch(process: subprocess.Popen, root: Path, deadline_s: float) -> list[tuple[int, dict]]:
+def watch(process: subprocess.Popen, mark: str, root: Path, deadline_s: float) -> list[tuple[int, dict]]:
     """[(rounds done, sample)] until the run ends."""
-    driver, samples, give_up_at = psutil.Process(process.pid), [], time.monotonic() + deadline_s
+    samples, give_up_at = [], time.monotonic() + deadline_s
     while process.poll() is None:
         if time.monotonic() > give_up_at:
             process.terminate()
             raise RuntimeError(
                 f"the run did {rounds_done(root)} rounds in {deadline_s:.0f} s and was stopped (--deadline)"
             )
-        samples.append((rounds_done(root), sample(driver)))
+        samples.append((rounds_done(root), sample(mark)))
         time.sleep(SAMPLE_EVERY_S)
     return samples
 
@@ -121,9 +124,10 @@ def main() -> int:
         root = Path(folder)
         flags = train_flags(root, arguments.num_rollout)
         with open(root / "output.log", "w", encoding="utf-8") as log:
-            process = subprocess.Popen([sys.executable, str(REPO / "train.py"), *flags], stdout=log, stderr=log)
+            command, env = [sys.executable, str(REPO / "train.py"), *flags], os.environ | {FAMILY_VARIABLE: root.name}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
             started = time.monotonic()
-            samples = watch(process, root, arguments.deadline)
+            samples = watch(process, root.name, root, arguments.deadline)
         if process.returncode != 0:
             print((root / "output.log").read_text(encoding="utf-8")[-3000:], file=sys.stderr)
             return 1

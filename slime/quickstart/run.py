@@ -5,11 +5,13 @@ Both commands are printed before they run; anyone can run them by hand. Nothing 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 
 from slime.quickstart import recipe, report, task
@@ -74,10 +76,14 @@ def _wrapped(flags: list[str]) -> str:
 
 
 class MemoryWatch:
-    """Peak of the memory of this process and all its descendants, looked at every second (PSS where the system tells it)."""
+    """Peak of the memory of everything that is started while it watches (PSS where the system tells it)."""
 
     def __init__(self):
+        from slime.utils.platform import FAMILY_VARIABLE
+
         self.peak_bytes = 0
+        self._mark = uuid.uuid4().hex
+        os.environ[FAMILY_VARIABLE] = self._mark
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -90,7 +96,7 @@ class MemoryWatch:
         self._thread.join(5.0)
 
     def _watch(self) -> None:
-        from slime.utils.platform import process_tree_memory_bytes
+        from slime.utils.platform import family_memory_bytes
 
         while not self._ended.wait(2.0):
-            self.peak_bytes = max(self.peak_bytes, process_tree_memory_bytes())
+            self.peak_bytes = max(self.peak_bytes, family_memory_bytes(self._mark))

@@ -12,6 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+#: A process started with this variable belongs to the family that its value names.
+FAMILY_VARIABLE = "SLIME_FAMILY"
+
 _PROC = Path("/proc")
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -55,6 +58,28 @@ def process_tree_memory_bytes(pid: int | None = None) -> int:
     except psutil.NoSuchProcess:
         return 0
     return sum(_process_memory_bytes(process) for process in processes)
+
+
+def family_memory_bytes(mark: str) -> int:
+    """Return the memory of all processes that were started with ``FAMILY_VARIABLE`` set to ``mark``, whoever is their parent now.
+
+    A run's servers are supervised and belong to nobody, so its process tree does not hold them.
+    """
+    return sum(_process_memory_bytes(process) for process in family(mark))
+
+
+def family(mark: str) -> list:
+    """Return the processes (psutil) that were started with ``FAMILY_VARIABLE`` set to ``mark``."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(FAMILY_VARIABLE) == mark:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # it ended, or belongs to somebody else
+    return found
 
 
 def _process_memory_bytes(process) -> int:

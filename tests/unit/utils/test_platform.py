@@ -1,7 +1,9 @@
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,23 @@ def test_no_other_module_names_what_one_system_has():
         if SYSTEM_NAMES.search(line)
     ]
     assert not found, "these belong into slime/utils/platform.py:\n" + "\n".join(found)
+
+
+def test_family_is_found_by_its_mark_whoever_the_parent_is(tmp_path):
+    """A grandchild whose parent ended belongs to nobody's tree, and still to the family."""
+    pid_file = tmp_path / "pid"
+    sleeper = f"import os,time; open({str(pid_file)!r},'w').write(str(os.getpid())); time.sleep(60)"
+    launcher = f"import subprocess,sys; subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
+    env = os.environ | {platform.FAMILY_VARIABLE: "test-family"}
+    subprocess.run([sys.executable, "-c", launcher], env=env, check=True, timeout=30)
+    give_up_at = time.monotonic() + 30
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < give_up_at, "waited 30 s for the sleeper"
+        time.sleep(0.05)
+    pid = int(pid_file.read_text())
+    try:
+        assert [process.pid for process in platform.family("test-family")] == [pid]
+        assert platform.family_memory_bytes("test-family") > 1_000_000
+        assert platform.family_memory_bytes("another-family") == 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
