@@ -231,7 +231,11 @@ class Session:
         if self._actor is None or not self._engine_urls:
             return
         with self._timed("sync", None):
-            metrics = self._actor.update_weights(self._engine_urls, self._weight_version)
+            try:
+                metrics = self._actor.update_weights(self._engine_urls, self._weight_version)
+            except RuntimeError:
+                self._check_engines()  # an engine that died is the cause, and the better message
+                raise
         self._report.metrics |= metrics
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
@@ -312,9 +316,13 @@ class Session:
 
     def _poll_progress(self):
         if time.monotonic() - self._engines_checked_at > _ENGINE_CHECK_S:
-            wait_for(self._manager.check_engines.remote(), "the rollout engines", deadline_s=120)
-            self._engines_checked_at = time.monotonic()
+            self._check_engines()
         return self._show(wait_for(self._manager.progress.remote(), "the rollout's progress", deadline_s=120))
+
+    def _check_engines(self) -> None:
+        """Raise RuntimeError with the ends of their logs when engines died."""
+        wait_for(self._manager.check_engines.remote(), "the rollout engines", deadline_s=120)
+        self._engines_checked_at = time.monotonic()
 
     def _show(self, snapshot: dict) -> dict[str, int]:
         """Show a snapshot; returns what has to change for the run to count as alive."""
