@@ -20,6 +20,8 @@ def command(rank: int, **changes) -> list[str]:
         "offload_rollout": True,
         "num_shared_engines": 2,
         "update_weights_interval": 1,
+        "has_gpu": True,
+        "sglang_python": None,
     }
     return engine_command(SimpleNamespace(**(args | changes)), rank=rank, host="h", port=1, base_device=0)
 
