@@ -77,6 +77,12 @@ def cluster() -> str:
     ray.shutdown()
 
 
+def base_flags(workspace: Workspace, output_dir: Path, name: str = "run") -> list:
+    """Model, prompts and run directory of a run on the workspace."""
+    model_and_data = ["--hf-checkpoint", workspace.model, "--prompt-data", workspace.data]
+    return [*model_and_data, "--output-dir", output_dir, "--run-name", name]
+
+
 def launch(flags: list[str], *, address: str | None, script: str = "train.py", cwd: Path = REPO) -> subprocess.Popen:
     """Start a driver in a process group of its own."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.conftest import finish, launch, processes_of
+from tests.e2e.conftest import base_flags, finish, launch, processes_of
 from tests.e2e.test_sync_loop import SMALL
 
 REWARDS = "tests.e2e.hooks."
@@ -82,16 +82,7 @@ def test_bad_row_names_file_and_line(train, tmp_path):
 
 
 def test_one_of_two_engines_that_dies_in_a_round_is_one_error_that_names_it(cluster, workspace, tmp_path):
-    flags = [
-        "--hf-checkpoint",
-        workspace.model,
-        "--prompt-data",
-        workspace.data,
-        "--output-dir",
-        tmp_path,
-        "--run-name",
-        "run",
-    ]
+    flags = base_flags(workspace, tmp_path)
     process = launch([*flags, *SMALL, "--rollout-num-gpus", "2", "--num-rollout", "5000"], address=cluster)
     wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
     engine_process(tmp_path).kill()
@@ -103,16 +94,7 @@ def test_one_of_two_engines_that_dies_in_a_round_is_one_error_that_names_it(clus
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_everything_within_ten_seconds(workspace, tmp_path, signal_number):
-    flags = [
-        "--hf-checkpoint",
-        workspace.model,
-        "--prompt-data",
-        workspace.data,
-        "--output-dir",
-        tmp_path,
-        "--run-name",
-        "run",
-    ]
+    flags = base_flags(workspace, tmp_path)
     process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
     try:
         wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
@@ -131,16 +113,7 @@ def test_interrupt_ends_everything_within_ten_seconds(workspace, tmp_path, signa
 
 
 def test_killed_driver_leaves_no_server_behind(workspace, tmp_path):
-    flags = [
-        "--hf-checkpoint",
-        workspace.model,
-        "--prompt-data",
-        workspace.data,
-        "--output-dir",
-        tmp_path,
-        "--run-name",
-        "run",
-    ]
+    flags = base_flags(workspace, tmp_path)
     process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
     wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
     process.kill()
