@@ -82,6 +82,15 @@ NOOP_TABLE: dict[str, str] = {
 --train-sync-interval int None
 --num-workers int 2
 """,
+    "host_optimizer": """
+--use-precision-aware-optimizer true
+--optimizer-cpu-offload true
+--optimizer-offload-fraction float 1.0
+--use-torch-optimizer-for-cpu-offload true
+--overlap-cpu-optimizer-d2h-h2d true
+--no-pin-cpu-grads false True pin_cpu_grads
+--no-pin-cpu-params false True pin_cpu_params
+""",
     "forced": """
 --use-distributed-optimizer true
 --use-cpu-initialization true

@@ -269,7 +269,6 @@ TABLE: dict[str, str] = {
 --muon-num-ns-steps int 5
 --muon-tp-mode str blockwise
 --muon-extra-scale-factor float 1.0
---use-precision-aware-optimizer true
 --main-grads-dtype str fp32 main_grads_dtype fp32,bf16
 --main-params-dtype str fp32 main_params_dtype fp32,fp16
 --exp-avg-dtype str fp32 exp_avg_dtype fp32,fp16,bf16,fp8
@@ -280,12 +279,6 @@ TABLE: dict[str, str] = {
 --data-parallel-random-init true
 """,
     "offload": """
---optimizer-cpu-offload true
---optimizer-offload-fraction float 1.0
---use-torch-optimizer-for-cpu-offload true
---overlap-cpu-optimizer-d2h-h2d true
---no-pin-cpu-grads false True pin_cpu_grads
---no-pin-cpu-params false True pin_cpu_params
 --cpu-offloading true
 --cpu-offloading-num-layers int 0
 --cpu-offloading-activations true

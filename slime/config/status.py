@@ -123,10 +123,15 @@ NOOP: dict[str, str] = {
 #: Passed on to Megatron where there is a GPU; elsewhere put back to the default.
 KERNELS = "tunes kernels or communication of a GPU; results do not depend on it"
 
+#: The same for optimizer state that would leave a GPU: beside none it lies in host memory anyway.
+HOST_OPTIMIZER = "optimizer state leaves no GPU here, it is in host memory already"
+GPU_ONLY = (KERNELS, HOST_OPTIMIZER)
+
 #: Groups of Megatron's own flags (megatron_table.py, megatron_noop.py) -> (status, reason).
 MEGATRON_GROUPS: dict[str, tuple[str, str]] = {
     "live": ("live", ""),
     "kernels": ("noop", KERNELS),
+    "host_optimizer": ("noop", HOST_OPTIMIZER),
     "pretraining_log": ("noop", "curves go to metrics.jsonl and TensorBoard of the run folder"),
     "forced": ("noop", "the trainer sets it itself"),
     "checkpoint_format": ("noop", "checkpoints here have one format"),
@@ -139,7 +144,7 @@ MEGATRON_GROUPS: dict[str, tuple[str, str]] = {
     "fp8": ("unbuilt", "8-bit and 4-bit training is not built yet"),
     "optimizer": ("unbuilt", "this optimizer feature is not built yet"),
     "fsdp": ("unbuilt", "fully sharded data parallelism is not built yet"),
-    "offload": ("unbuilt", "activation and optimizer offloading is not built yet"),
+    "offload": ("unbuilt", "activation offloading is not built yet"),
     "profile": ("unbuilt", "the profiler is not built yet"),
     "data": ("unbuilt", "prompts come from --prompt-data; Megatron's pretraining data flags do not apply"),
     "schedule": ("unbuilt", "the number of steps follows --num-rollout or --num-epoch and the batch sizes"),

@@ -18,7 +18,7 @@ from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
 from slime.config.spec import Flag, UserError
-from slime.config.status import KERNELS, MODEL_TYPES, OFF_VALUES, UNBUILT
+from slime.config.status import GPU_ONLY, MODEL_TYPES, OFF_VALUES, UNBUILT
 
 DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
 FULLY_ASYNC = "slime.rollout.fully_async_rollout."
@@ -52,13 +52,13 @@ def refuse_unbuilt(args: argparse.Namespace, given: set[str]) -> None:
 
 
 def drop_noops(args: argparse.Namespace, given: set[str], has_gpu: bool) -> list[str]:
-    """Name the given flags that change nothing here, and put kernel switches back where no GPU could use them."""
+    """Name the given flags that change nothing here, and put switches of a GPU back where none is."""
     notes = []
     for dest in sorted(given):
         flag = by_dest().get(dest, (None,))[0]
         if flag is None or flag.status != "noop" or getattr(args, dest) == flag.default:
             continue
-        if flag.reason == KERNELS:
+        if flag.reason in GPU_ONLY:
             if has_gpu:
                 continue
             setattr(args, dest, flag.default)

@@ -351,6 +351,14 @@ def test_kernel_switches_reach_megatron_only_where_a_gpu_is(parse, monkeypatch):
     assert (args.enable_cuda_graph, args.attention_backend) == (True, "flash")
 
 
+def test_optimizer_leaves_a_gpu_for_host_memory_only_where_one_is(parse, monkeypatch):
+    words = ("--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--rollout-engine", "embedded")
+    args = parse(*words)
+    assert not args.optimizer_cpu_offload and said(args, "--optimizer-cpu-offload has no effect: optimizer state")
+    monkeypatch.setattr(resolve_module, "has_gpu", lambda: True)
+    assert parse(*words).optimizer_cpu_offload and parse(*words).use_precision_aware_optimizer
+
+
 def test_engine_size_must_divide_by_its_pipeline(parse):
     with pytest.raises(UserError, match="--rollout-num-gpus-per-engine 1 does not divide by --sglang-pp-size 2"):
         parse("--sglang-pp-size", "2")

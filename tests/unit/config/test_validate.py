@@ -171,7 +171,7 @@ class TestUnbuilt:
             "--rollout-data-transport nixl",
             "--multi-latent-attention",
             "--fp8-format hybrid",
-            "--optimizer-cpu-offload",
+            "--cpu-offloading",
             "--train-iters 10",
             "--data-path corpus",
         ],

@@ -21,6 +21,7 @@ DEFAULTS = dict(
     rope_scaling_factor=8.0, max_position_embeddings=None, seq_length=4096, hidden_dropout=0.0, attention_dropout=0.0,
     init_method_std=0.02, custom_model_provider_path=None, freeze_params_name_list=None,
     only_train_params_name_list=None, data_pad_size_multiplier=1,
+    recompute_granularity=None, recompute_method=None, recompute_num_layers=None, recompute_modules=None,
     # optimizer
     optimizer="adam", lr=1e-3, min_lr=0.0, lr_decay_style="constant", lr_decay_iters=None, lr_warmup_iters=0,
     lr_warmup_fraction=None, lr_warmup_init=0.0, lr_wsd_decay_iters=None, lr_wsd_decay_style="exponential",
