@@ -109,47 +109,65 @@ TABLE: dict[str, str] = {
 --num-experts int None
 --moe-layer-freq pattern 1
 --moe-ffn-hidden-size int None
---moe-shared-expert-intermediate-size int None
---moe-shared-expert-gate true
---moe-shared-expert-overlap true
---moe-grouped-gemm true
---moe-use-legacy-grouped-gemm true
---moe-layer-recompute true
---moe-extended-tp true
---moe-use-upcycling true
---moe-upcycling-granularity int 1
---moe-router-load-balancing-type str aux_loss
+--moe-router-load-balancing-type str aux_loss moe_router_load_balancing_type none,aux_loss,seq_aux_loss,global_aux_loss
 --moe-router-dtype str None moe_router_dtype fp32,fp64
 --moe-router-score-function str softmax moe_router_score_function softmax,sigmoid
 --moe-router-topk int 2
 --moe-router-pre-softmax true
---moe-router-num-groups int None
---moe-router-group-topk int None
---moe-router-topk-scaling-factor float None
 --moe-router-enable-expert-bias true
 --moe-router-bias-update-rate float 0.001
---moe-router-force-load-balancing true
---moe-router-topk-limited-devices int None
---moe-router-padding-for-fp8 true
---moe-router-padding-for-quantization true
---moe-router-fusion true
 --moe-aux-loss-coeff float 0.0
 --moe-z-loss-coeff float None
---moe-input-jitter-eps float None
 --moe-per-layer-logging true
+""",
+    "moe_kernels": """
+--moe-grouped-gemm true
+--moe-permute-fusion true
+--moe-router-fusion true
 --moe-token-dispatcher-type str alltoall moe_token_dispatcher_type allgather,alltoall,flex
 --moe-enable-deepep true
 --moe-flex-dispatcher-backend str deepep
 --moe-deepep-num-sms int 20
 --moe-hybridep-num-sms int 16
---moe-permute-fusion true
---moe-expert-capacity-factor float None
---moe-pad-expert-input-to-capacity true
+""",
+    "moe_drop_policy": """
 --moe-token-drop-policy str probs moe_token_drop_policy probs,position
+""",
+    "moe_shared": """
+--moe-shared-expert-intermediate-size int None
+--moe-shared-expert-gate true
+--moe-shared-expert-overlap true
+""",
+    "moe_router": """
+--moe-router-num-groups int None
+--moe-router-group-topk int None
+--moe-router-topk-scaling-factor float None
+--moe-router-topk-limited-devices int None
 --moe-apply-probs-on-input true
 --moe-latent-size int None
+""",
+    "moe_mismatch": """
+--moe-expert-capacity-factor float None
+--moe-pad-expert-input-to-capacity true
 --moe-token-dropping true
+--moe-input-jitter-eps float None
+--moe-router-force-load-balancing true
+""",
+    "moe_old": """
+--moe-use-legacy-grouped-gemm true
+--moe-layer-recompute true
+--moe-extended-tp true
+""",
+    "moe_replay": """
 --moe-enable-routing-replay true
+""",
+    "moe_fp8": """
+--moe-router-padding-for-fp8 true
+--moe-router-padding-for-quantization true
+""",
+    "moe_other": """
+--moe-use-upcycling true
+--moe-upcycling-granularity int 1
 --overlap-moe-expert-parallel-comm true
 --delay-wgrad-compute true
 --ep-overlap-early-attn-memory-release true

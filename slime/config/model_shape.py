@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any
 
+from slime.config import expert_shape
 from slime.config.registry import spelling
 from slime.config.spec import UserError
 from slime.config.status import MODEL_TYPES
@@ -18,7 +19,16 @@ from slime.config.status import MODEL_TYPES
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 #: Attributes that follow from the family rather than from one key of config.json.
-SWITCHES = ("normalization", "swiglu", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "use_rope_scaling")
+SWITCHES = (
+    "normalization",
+    "swiglu",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "use_rope_scaling",
+    "moe_router_score_function",
+    "moe_router_pre_softmax",
+)
 
 
 def read_model_config(folder: str, flag: str) -> dict[str, Any]:
@@ -83,11 +93,11 @@ def unsupported_variants(config: dict[str, Any]) -> list[str]:
     factors = [scaling.get(key) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")]
     if kind == "llama3" and factors != [1.0, 4.0, 8192]:
         found.append(f"llama3 rope factors and context are {factors}: only 1, 4 and 8192 are built")
-    return found
+    return found + expert_shape.unsupported(text)
 
 
 def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Translate a Qwen2, Qwen3 or Llama config.json into Megatron's attributes."""
+    """Translate a Qwen2, Qwen3, Qwen3-MoE or Llama config.json into Megatron's attributes."""
     text = text_part(config)
     family = text["model_type"]
     heads = text["num_attention_heads"]
@@ -112,10 +122,11 @@ def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:
         "swiglu": True,
         "add_bias_linear": False,
         "add_qkv_bias": family == "qwen2",
-        "qk_layernorm": family == "qwen3",
+        "qk_layernorm": family in ("qwen3", "qwen3_moe"),
         "untie_embeddings_and_output_weights": not tied(config),
         "use_rope_scaling": kind == "llama3",
         "rope_scaling_factor": scaling.get("factor", 8.0) if kind == "llama3" else 8.0,
+        **(expert_shape.expert_shape(text) if expert_shape.has_experts(text) else {}),
     }
 
 
@@ -139,10 +150,13 @@ def _expected(config: dict[str, Any]) -> dict[str, tuple[str, Any]]:
         "norm_epsilon": "rms_norm_eps",
         "kv_channels": "head_dim",
         "num_query_groups": "num_key_value_heads",
-        "num_experts": "num_experts",
         "moe_router_topk": "num_experts_per_tok",
     }
+    if expert_shape.has_experts(text) and all(expert_shape.layer_pattern(text)):
+        del pairs["ffn_hidden_size"]  # no layer has an ordinary MLP
     found = {dest: (key, text[key]) for dest, key in pairs.items() if text.get(key) is not None}
+    if expert_shape.num_experts(text) is not None:
+        found["num_experts"] = ("num_experts", expert_shape.num_experts(text))
     if rope_base(text) is not None:
         found["rotary_base"] = ("rope_theta", rope_base(text))
     found["untie_embeddings_and_output_weights"] = ("not tie_word_embeddings", not tied(config))
@@ -164,11 +178,25 @@ def check_shape(args: argparse.Namespace, given: set[str], config: dict[str, Any
 
 def check_switches(args: argparse.Namespace, given: set[str], shape: dict[str, Any]) -> list[str]:
     """Compare given switches with what the family of the model has; one line per mismatch."""
-    return [
+    problems = [
         f"{spelling(dest)} makes {dest} {getattr(args, dest)}, this model has {shape[dest]}"
         for dest in SWITCHES
-        if dest in given and getattr(args, dest) != shape[dest]
+        if dest in given and dest in shape and getattr(args, dest) != shape[dest]
     ]
+    return problems + _check_experts(args, given, shape)
+
+
+def _check_experts(args: argparse.Namespace, given: set[str], shape: dict[str, Any]) -> list[str]:
+    """Compare which layers have experts."""
+    if "num_experts" not in shape:
+        has_none = "num_experts" in given and args.num_experts
+        return [f"--num-experts is {args.num_experts}, this model has none"] if has_none else []
+    if "moe_layer_freq" not in given:
+        return []
+    mine, theirs = args.moe_layer_freq, shape["moe_layer_freq"]
+    if isinstance(mine, int):
+        mine = [int(layer % mine == 0) for layer in range(len(theirs))]
+    return [] if mine == theirs else [f"--moe-layer-freq is {mine}, the model's layers with experts are {theirs}"]
 
 
 def _refuse_mismatch(problems: list[str], folder: str) -> None:

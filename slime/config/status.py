@@ -11,7 +11,7 @@ from __future__ import annotations
 Unbuilt = tuple[str, tuple | None]
 
 #: Families whose weights can be converted and whose shape can be read from config.json.
-MODEL_TYPES = ("qwen2", "qwen3", "llama")
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "llama")
 
 
 def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
@@ -137,7 +137,16 @@ MEGATRON_GROUPS: dict[str, tuple[str, str]] = {
     "checkpoint_format": ("noop", "checkpoints here have one format"),
     "patch": ("noop", "no effect in stock Megatron"),
     "parallel": ("unbuilt", "only data parallelism is built yet: this must stay at its default"),
-    "moe": ("unbuilt", "mixture-of-experts models are not built yet"),
+    "moe": ("live", ""),
+    "moe_kernels": ("noop", KERNELS),
+    "moe_drop_policy": ("noop", "no token is dropped: an engine drops none"),
+    "moe_shared": ("unbuilt", "no built model has shared experts"),
+    "moe_router": ("unbuilt", "no built model has such a router"),
+    "moe_mismatch": ("unbuilt", "the trainer would route tokens otherwise than the engine that generated them"),
+    "moe_old": ("unbuilt", "an old spelling: --moe-grouped-gemm, --recompute-modules and --expert-tensor-parallel-size are today's"),
+    "moe_replay": ("unbuilt", "Megatron's own replay is for debugging: --use-routing-replay and --use-rollout-routing-replay are built"),
+    "moe_fp8": ("unbuilt", "8-bit and 4-bit training is not built yet"),
+    "moe_other": ("unbuilt", "the trainer does not support this Megatron feature"),
     "mla": ("unbuilt", "multi-latent attention is not built yet"),
     "hybrid": ("unbuilt", "hybrid and linear-attention models are not built yet"),
     "architecture": ("unbuilt", "this architecture is not built yet: Qwen2, Qwen3 and Llama shapes are"),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, savings
+from slime.config import algorithm, experts, savings
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
@@ -273,7 +273,19 @@ def _data_file(what: str, path: str, rows: str | None) -> Problems:
         yield f"{what} {path}@[{rows}]: a slice is @[first:last]"
 
 
-CHECKS = (_finite, _ranges, _modes, _rollout, _algorithm, savings.problems, _trainer, _optimizer, _patterns, _files)
+CHECKS = (
+    _finite,
+    _ranges,
+    _modes,
+    _rollout,
+    _algorithm,
+    savings.problems,
+    experts.problems,
+    _trainer,
+    _optimizer,
+    _patterns,
+    _files,
+)
 
 
 def problems(args: argparse.Namespace, given: set[str]) -> list[str]:

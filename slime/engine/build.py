@@ -58,7 +58,10 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     compute_dtype = device.compute_dtype(dtype)
     weights = Weights(config, dtype, place, compute_dtype)
     weights.load(args.model_path)
-    cache = KVCache(config, compute_dtype, place, args.mem_bytes, args.max_running_requests)
+    keeps_experts = args.enable_return_routed_experts
+    if keeps_experts and config.experts is None:
+        raise ValueError(f"--enable-return-routed-experts: {args.model_path} has no experts")
+    cache = KVCache(config, compute_dtype, place, args.mem_bytes, args.max_running_requests, keeps_experts)
     tokenizer = EngineTokenizer(args.model_path)
     if not tokenizer.is_available:
         logger.warning("no tokenizer in %s: only input_ids are served and text is empty", args.model_path)
@@ -73,7 +76,7 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
     )
     scheduler = Scheduler(generator, args.weight_version, on_events)
     updates = WeightUpdates(weights, args.weight_update_timeout_s)
-    limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed)
+    limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed, keeps_experts)
     info = ServerInfo(args, config, context_length, scheduler)
     parser, runner = CallParser(limits, tokenizer), CallRunner(scheduler)
     api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner, args.incremental_streaming_output)

@@ -105,6 +105,9 @@ class Generator:
             tokens = (request.prompt_ids + request.output_ids)[: int(self.batch.length[row])]
             self.prefixes.keep(row, tokens, request.weights_version, request.prefix)
             request.prefix = None
+            if request.return_routed_experts:
+                count = len(request.prompt_ids) + len(request.output_ids) - 1
+                request.routed_experts = self.cache.experts[row, :count].to("cpu", torch.int32).numpy()
         self.remove(rows)
 
     def remove(self, rows: list[int]) -> None:

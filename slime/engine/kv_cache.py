@@ -2,7 +2,7 @@
 
 A running request owns one row; rows 0..n-1 are the running ones, so a decode step reads a slice and gathers nothing. When a
 request ends the last row moves into its place. Capacity in rows and length follows the requests; `rows_that_fit` is the
-bound that the byte budget puts on it.
+bound that the byte budget puts on it. Of a mixture of experts the cache can also keep which experts read each token.
 Invariant: everything in the cache is finite (masked positions are multiplied by zero, and zero times NaN is NaN).
 Does not know requests.
 """
@@ -15,6 +15,7 @@ import torch
 from slime.engine.model_config import ModelConfig
 
 LENGTH_STEP = 64
+EXPERT_DTYPE = torch.int16
 ROW_STEP = 16
 OVERSIZE = 4
 """An idle cache longer than this multiple of what is needed is made anew."""
@@ -23,16 +24,27 @@ OVERSIZE = 4
 class KVCache:
     """Rows of keys and values for all layers."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, budget_bytes: int, max_rows: int):
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        budget_bytes: int,
+        max_rows: int,
+        keeps_experts: bool = False,
+    ):
         self.num_layers = config.num_layers
         self._heads, self._head_dim = config.num_kv_heads, config.head_dim
         self._dtype, self._device = dtype, device
         self.budget_bytes, self.max_rows = budget_bytes, max_rows
         item_bytes = torch.empty(0, dtype=dtype).element_size()
         self.bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
+        self._expert_shape = (config.num_layers, config.experts.per_token) if keeps_experts else (0, 0)
+        self.bytes_per_token += self._expert_shape[0] * self._expert_shape[1] * EXPERT_DTYPE.itemsize
         self.rows, self.length = 0, 0
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+        self.experts = self._empty_experts(0, 0) if keeps_experts else None  # [rows, length, layers, experts a token]
 
     def rows_that_fit(self, length: int) -> int:
         """Return how many rows of `length` tokens the budget holds; one is always let in."""
@@ -53,18 +65,24 @@ class KVCache:
     def drop(self) -> None:
         """Free all memory; contents are lost."""
         self.keys, self.values, self.rows, self.length = [], [], 0, 0
+        if self.experts is not None:
+            self.experts = self._empty_experts(0, 0)
 
     def move_rows(self, source: list[int], target: list[int], length: int) -> None:
         """Copy the first `length` tokens of rows `source` onto rows `target`."""
         at, to = torch.tensor(source, device=self._device), torch.tensor(target, device=self._device)
         for cache in (*self.keys, *self.values):
             cache[to, :, :length] = cache[at, :, :length]
+        if self.experts is not None:
+            self.experts[to, :length] = self.experts[at, :length]
 
     def copy_rows(self, source: np.ndarray, first: int, length: int) -> None:
         """Copy the first `length` tokens of rows `source` (repeats allowed) onto rows first, first + 1, ..."""
         at = torch.from_numpy(source).to(self._device)
         for cache in (*self.keys, *self.values):
             cache[first : first + len(source), :, :length].copy_(cache[at, :, :length])
+        if self.experts is not None:
+            self.experts[first : first + len(source), :length] = self.experts[at, :length]
 
     def num_bytes(self) -> int:
         return self.rows * self.length * self.bytes_per_token
@@ -80,7 +98,13 @@ class KVCache:
                     caches[layer] = new
                 else:
                     caches.append(new)
+        if self.experts is not None:
+            old, self.experts = self.experts, self._empty_experts(rows, length)
+            self.experts[:num_live, : old.shape[1]] = old[:num_live]
         self.rows, self.length = rows, length
+
+    def _empty_experts(self, rows: int, length: int) -> torch.Tensor:
+        return torch.zeros(rows, length, *self._expert_shape, dtype=EXPERT_DTYPE, device=self._device)
 
 
 def round_up(value: int, step: int) -> int:

@@ -1,8 +1,8 @@
-"""Forward pass of a dense decoder (Llama, Qwen2, Qwen3) over the slot cache: prefill of new rows, decode of all rows.
+"""Forward pass of a decoder (Llama, Qwen2, Qwen3, Qwen3-MoE) over the slot cache: prefill of new rows, decode of all rows.
 
 A row whose first tokens are in the cache already is read on by `extend`.
 Invariants: all passes write keys and values of the tokens they read and return final hidden states, so logits are
-computed only where they are asked for. Attention and norms follow transformers' formulas; fp32 results agree to
+computed only where they are asked for; a cache that keeps experts gets those too. Attention and norms follow transformers' formulas; fp32 results agree to
 rounding. Knows rows and positions, not requests.
 Shapes: B rows, S prompt tokens, H heads, K kv heads, G = H/K, D head dim, N attended length, E hidden size.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from slime.engine import experts
 from slime.engine.kv_cache import KVCache, round_up
 from slime.engine.model_config import ModelConfig
 from slime.engine.weights import Weights
@@ -55,7 +56,10 @@ class Model:
         hidden = F.embedding(tokens.reshape(-1), self.weights.computed["embed"])
         cos = cos.expand(length, 1, -1).repeat(batch, 1, 1)
         sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
-        return self._layers(hidden, cos, sin, attend).view(batch, length, -1)
+        hidden, chosen = self._layers(hidden, cos, sin, attend)
+        if chosen is not None:
+            self.cache.experts[rows, :length] = chosen.view(batch, length, *chosen.shape[1:])
+        return hidden.view(batch, length, -1)
 
     def extend(self, tokens: torch.Tensor, first_row: int, known: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Read `tokens` [B, S] (right-padded, `lengths` [B]) into rows first_row.. behind `known` [B] tokens in the cache.
@@ -82,7 +86,10 @@ class Model:
 
         flat = positions.clamp(max=len(self._cos) - 1).reshape(-1)
         hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
-        return self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend).view(batch, size, -1)
+        hidden, chosen = self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend)
+        if chosen is not None:
+            self.cache.experts[to_row, to_slot] = chosen.view(batch, size, *chosen.shape[1:])[at_row, at_step]
+        return hidden.view(batch, size, -1)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int, first_row: int = 0) -> torch.Tensor:
         """Read one token per row from `first_row` on: `tokens` [B] at `positions` [B]; return hidden states [B, E].
@@ -108,17 +115,24 @@ class Model:
             return torch.bmm(scores.softmax(-1), values[:, :attended])
 
         hidden = F.embedding(tokens, self.weights.computed["embed"])
-        return self._layers(hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend)
+        hidden, chosen = self._layers(hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend)
+        if chosen is not None:
+            self.cache.experts[self._count[first_row : first_row + batch], positions] = chosen
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return fp32 logits [..., V] of final hidden states."""
         stored = self.weights.computed
         return F.linear(hidden, stored["embed" if self.config.tied_embeddings else "head"]).float()
 
-    def _layers(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend) -> torch.Tensor:
-        """Run all layers over x [T, E] with per-token cos/sin [T, 1, D]."""
+    def _layers(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend) -> tuple:
+        """Run all layers over x [T, E] with per-token cos/sin [T, 1, D].
+
+        Returns: final hidden states [T, E], and the experts chosen [T, layers, K] if the cache keeps them, else None.
+        """
         config, stored = self.config, self.weights.computed
         num_q, num_kv, tokens = config.num_heads, config.num_kv_heads, x.shape[0]
+        chosen: list[torch.Tensor | None] = []
         for i in range(config.num_layers):
             h = self._norm(x, stored[f"{i}.norm1"])
             qkv = F.linear(h, stored[f"{i}.qkv"], stored.get(f"{i}.qkv_bias")).view(tokens, -1, config.head_dim)
@@ -128,9 +142,28 @@ class Model:
             q, k = _rotate(qk, cos, sin).split([num_q, num_kv], 1)
             out = attend(i, q, k, v).reshape(tokens, -1)
             x = x + F.linear(out, stored[f"{i}.o"], stored.get(f"{i}.o_bias"))
-            gate, up = F.linear(self._norm(x, stored[f"{i}.norm2"]), stored[f"{i}.gate_up"]).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, stored[f"{i}.down"])
-        return self._norm(x, stored["norm"])
+            h = self._norm(x, stored[f"{i}.norm2"])
+            x = x + (self._experts(i, h, chosen) if config.has_experts(i) else self._mlp(i, h, chosen))
+        kept = None if self.cache.experts is None else self._stacked(chosen, tokens)
+        return self._norm(x, stored["norm"]), kept
+
+    def _mlp(self, layer: int, h: torch.Tensor, chosen: list) -> torch.Tensor:
+        stored = self.weights.computed
+        chosen.append(None)
+        gate, up = F.linear(h, stored[f"{layer}.gate_up"]).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, stored[f"{layer}.down"])
+
+    def _experts(self, layer: int, h: torch.Tensor, chosen: list) -> torch.Tensor:
+        stored, sizes = self.weights.computed, self.config.experts
+        weights, ids = experts.route(h, stored[f"{layer}.router"], sizes.per_token, sizes.normalised)
+        chosen.append(ids)
+        gate_up = stored[f"{layer}.gate_up"].view(sizes.count, 2 * sizes.width, -1)
+        return experts.mix(h, weights, ids, gate_up, stored[f"{layer}.down"].view(sizes.count, -1, sizes.width))
+
+    def _stacked(self, chosen: list[torch.Tensor | None], tokens: int) -> torch.Tensor:
+        """Return [T, layers, K]; zeros for layers without experts, as SGLang has it."""
+        none = self._count.new_zeros(tokens, self.config.experts.per_token)
+        return torch.stack([none if ids is None else ids for ids in chosen], 1).to(self.cache.experts.dtype)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         size = x.shape[-1]

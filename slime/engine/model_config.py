@@ -11,13 +11,24 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 MAX_DEFAULT_CONTEXT = 32768
 
 
 @dataclass(frozen=True)
+class ExpertConfig:
+    """The mixture-of-experts layers: `layers` says for each layer whether it is one."""
+
+    count: int
+    per_token: int
+    width: int
+    normalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Shapes and constants of a dense decoder."""
+    """Shapes and constants of a decoder; `experts` is None for a dense one."""
 
     architecture: str
     model_type: str
@@ -38,6 +49,10 @@ class ModelConfig:
     max_positions: int
     dtype: str
     eos_token_ids: tuple[int, ...]
+    experts: ExpertConfig | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
 
     def inverse_frequencies(self) -> list[float]:
         """Return the RoPE frequencies (radians per position), [head_dim / 2]."""
@@ -79,13 +94,24 @@ def load_model_config(model_path: str | Path) -> ModelConfig:
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=architecture == "Qwen2ForCausalLM" or biased,
         o_bias=architecture != "Qwen2ForCausalLM" and biased,
-        qk_norm=architecture == "Qwen3ForCausalLM",
+        qk_norm=architecture.startswith("Qwen3"),
         rope_theta=theta,
         rope_scaling=scaling,
         max_positions=raw.get("max_position_embeddings", 2048),
         dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
         eos_token_ids=_eos_token_ids(raw, folder),
+        experts=_expert_config(raw, model_path) if architecture == "Qwen3MoeForCausalLM" else None,
     )
+
+
+def _expert_config(raw: dict, model_path: str | Path) -> ExpertConfig:
+    count = raw.get("num_experts") or raw.get("num_local_experts") or 0
+    per_token, step = raw.get("num_experts_per_tok", 8), raw.get("decoder_sparse_step") or 1
+    if not 1 <= per_token <= count:
+        raise ValueError(f"--model-path {model_path}: num_experts_per_tok {per_token} of num_experts {count}")
+    dense = raw.get("mlp_only_layers") or ()
+    layers = tuple(i not in dense and (i + 1) % step == 0 for i in range(raw["num_hidden_layers"]))
+    return ExpertConfig(count, per_token, raw["moe_intermediate_size"], bool(raw.get("norm_topk_prob", False)), layers)
 
 
 def _check_supported(raw: dict, model_path: str | Path) -> None:

@@ -22,10 +22,14 @@ MIN_TOKENS = 16
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens with their keys and values: `planes` is [2 * layers, kv_heads, tokens, head_dim], keys first."""
+    """Tokens with their keys and values: `planes` is [2 * layers, kv_heads, tokens, head_dim], keys first.
+
+    `experts` [tokens, layers, experts a token] if the cache keeps them.
+    """
 
     tokens: np.ndarray
     planes: torch.Tensor
+    experts: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class PrefixStore:
             return
         layers = (*self._cache.keys, *self._cache.values)
         planes = torch.stack([layer[row, :, : len(tokens)] for layer in layers])
-        prefix = Prefix(np.array(tokens, dtype=np.int32), planes)
+        experts = None if self._cache.experts is None else self._cache.experts[row, : len(tokens)].clone()
+        prefix = Prefix(np.array(tokens, dtype=np.int32), planes, experts)
         self._kept[id(prefix)] = prefix
         self.num_tokens += len(tokens)
 
@@ -98,6 +103,8 @@ class PrefixStore:
         """Write the matched tokens' keys and values into a cache row."""
         for layer, plane in zip((*self._cache.keys, *self._cache.values), match.prefix.planes, strict=True):
             layer[row, :, : match.length].copy_(plane[:, : match.length])
+        if match.prefix.experts is not None:
+            self._cache.experts[row, : match.length] = match.prefix.experts[: match.length]
 
     def fit(self) -> None:
         """Drop what the running requests' cache has grown over."""

@@ -40,6 +40,7 @@ class Request:
     top_logprobs_num: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     stream: bool = False
+    return_routed_experts: bool = False
     sink: Any = None
     received_at: float = field(default_factory=time.time)
     started_at: float | None = None
@@ -60,6 +61,8 @@ class Request:
     """What of the tokens to read was kept from an earlier request (a prefix_store.Match)."""
     weights_version: int = 0
     """Count of weight changes when the request's tokens were read."""
+    routed_experts: Any = None
+    """Experts that read each token but the last, an int32 array [tokens - 1, layers, experts a token]."""
     finish_reason: dict[str, Any] | None = None
     text: str = ""
     error: str | None = None

@@ -36,6 +36,7 @@ class ServerArgs:
     enable_deterministic_inference: bool = False
     disable_radix_cache: bool = False
     incremental_streaming_output: bool = False
+    enable_return_routed_experts: bool = False
 
     def as_dict(self) -> dict:
         """Return the settings by name, for /server_info."""
@@ -85,6 +86,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--incremental-streaming-output",
         action="store_true",
         help="pieces of a /generate stream hold what is new; otherwise the answer so far",
+    )
+    add(
+        "--enable-return-routed-experts",
+        action="store_true",
+        help="remember which experts read each token, for requests with return_routed_experts",
     )
     return parser
 

@@ -1,6 +1,6 @@
 """Weights of the served model, addressable by Hugging Face name.
 
-q/k/v and gate/up are stored fused because one matrix product is cheaper than three; every Hugging Face tensor is a row
+q/k/v, gate/up and a layer's experts are stored fused because one matrix product is cheaper than three; every Hugging Face tensor is a row
 range of one stored tensor, so an update copies in place and readers never see names change.
 On a processor without arithmetic in the model's dtype, `computed` holds copies in a dtype that it has; names, updates and
 checksums always mean the stored tensors.
@@ -11,7 +11,7 @@ none. Does not know process groups or HTTP; only the scheduler thread calls it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +62,25 @@ def weight_layout(config: ModelConfig) -> dict[str, Location]:
         if config.o_bias:
             put(f"{i}.o_bias", (attention + "o_proj.bias", (hidden,)))
         put(f"{i}.norm2", (prefix + "post_attention_layernorm.weight", (hidden,)))
-        put(f"{i}.gate_up", *((f"{mlp}{x}_proj.weight", (ffn, hidden)) for x in ("gate", "up")))
-        put(f"{i}.down", (mlp + "down_proj.weight", (hidden, ffn)))
+        if config.has_experts(i):
+            _put_experts(put, config, f"{i}.", mlp)
+        else:
+            put(f"{i}.gate_up", *((f"{mlp}{x}_proj.weight", (ffn, hidden)) for x in ("gate", "up")))
+            put(f"{i}.down", (mlp + "down_proj.weight", (hidden, ffn)))
     put("norm", ("model.norm.weight", (hidden,)))
     if not config.tied_embeddings:
         put("head", (TIED_HEAD, (config.vocab_size, hidden)))
     return layout
+
+
+def _put_experts(put: Callable, config: ModelConfig, layer: str, mlp: str) -> None:
+    """Lay a layer's experts below each other in one tensor for gate and up and one for down."""
+    sizes, hidden = config.experts, config.hidden_size
+    names = [f"{mlp}experts.{i}." for i in range(sizes.count)]
+    put(layer + "router", (mlp + "gate.weight", (sizes.count, hidden)))
+    up = [(f"{name}{x}_proj.weight", (sizes.width, hidden)) for name in names for x in ("gate", "up")]
+    put(layer + "gate_up", *up)
+    put(layer + "down", *((name + "down_proj.weight", (hidden, sizes.width)) for name in names))
 
 
 class Weights:

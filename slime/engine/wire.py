@@ -6,6 +6,7 @@ keys that are not known here are ignored at the top level, as SGLang does. Knows
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import time
@@ -26,6 +27,7 @@ class Limits:
     context_length: int
     eos_token_ids: tuple[int, ...]
     random_seed: int
+    keeps_experts: bool = False
 
 
 @dataclass
@@ -58,7 +60,7 @@ class CallParser:
         rids = self._per_prompt(body, "rid", count, is_batch, spread_single=False)
         options = {
             name: self._per_prompt(body, name, count, is_batch)
-            for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")
+            for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_routed_experts")
         }
         options["token_ids_logprob"] = self._token_ids(body.get("token_ids_logprob"), count, is_batch)
         stream = body.get("stream") is True
@@ -128,6 +130,14 @@ class CallParser:
             return [f"{value}_{i}" for i in range(count)]
         return [value] * count
 
+    def _wants_experts(self, value: Any) -> bool:
+        if value is True and not self._limits.keeps_experts:
+            raise ValueError(
+                "return_routed_experts needs a mixture-of-experts model and a server started with "
+                "--enable-return-routed-experts"
+            )
+        return value is True
+
     def _requests(self, ids: list[int], params: SamplingParams, rid: Any, own: dict, stream: bool) -> list[Request]:
         limits, total = self._limits, len(ids) + params.max_new_tokens
         if total > limits.context_length:
@@ -166,6 +176,7 @@ class CallParser:
                     top_logprobs_num=top,
                     logprob_token_ids=tuple(own["token_ids_logprob"]),
                     stream=stream,
+                    return_routed_experts=self._wants_experts(own["return_routed_experts"]),
                 )
             )
         return requests
@@ -249,6 +260,8 @@ class ReplyWriter:
         if request.return_logprob:
             ids, logprobs = request.output_ids[first:], request.output_logprobs[first:]
             meta.update(self._logprobs(request, first, ids, logprobs, with_text))
+        if request.routed_experts is not None:
+            meta["routed_experts"] = base64.b64encode(request.routed_experts.astype("<i4").tobytes()).decode()
         return meta
 
     def _logprobs(self, request: Request, first: int, ids: list, logprobs: list, with_text: bool) -> dict[str, Any]:

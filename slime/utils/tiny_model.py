@@ -7,6 +7,7 @@ Knows nothing about training or serving; needs torch, tokenizers and safetensors
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime.utils.weight_file import write_safetensors
@@ -21,7 +22,25 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_CLASS_NAMES = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+_CLASS_NAMES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Sizes of the mixture-of-experts layers: how many experts, how many of them a token visits, how wide each is.
+
+    `dense_layers` have an ordinary MLP instead.
+    """
+
+    count: int = 4
+    per_token: int = 2
+    width: int = 32
+    dense_layers: tuple[int, ...] = ()
 
 
 def make_tiny_model(
@@ -38,14 +57,16 @@ def make_tiny_model(
     seed: int = 0,
     max_positions: int = 2048,
     init_std: float = 0.02,
+    experts: Experts | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors (fp32) and the tokenizer files into `out_dir`.
 
     Args:
-        arch: qwen3 (q/k norm), qwen2 (qkv bias) or llama.
+        arch: qwen3 (q/k norm), qwen3_moe (the same with experts), qwen2 (qkv bias) or llama.
         head_dim: size of one attention head; hidden // heads when None.
         vocab: rows of the embedding, at least the 260 tokens of the byte tokenizer.
         init_std: standard deviation of all matrices; norms start at 1, biases are random too.
+        experts: sizes of a qwen3_moe model's experts; four experts, two a token, when None.
 
     Returns: `out_dir` as a Path.
     Raises: ValueError for an unknown arch or sizes that do not fit each other.
@@ -70,6 +91,7 @@ def make_tiny_model(
         tie_word_embeddings=tied,
         max_position_embeddings=max_positions,
         initializer_range=init_std,
+        **(_expert_sizes(experts or Experts()) if arch == "qwen3_moe" else {}),
     )
     _write_json(out / "config.json", config)
     _write_json(
@@ -132,6 +154,19 @@ def _model_config(arch: str, **sizes) -> dict:
     return config
 
 
+def _expert_sizes(experts: Experts) -> dict:
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.width,
+        "mlp_only_layers": list(experts.dense_layers),
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "router_aux_loss_coef": 0.001,
+        "output_router_logits": False,
+    }
+
+
 def _weight_shapes(config: dict) -> dict[str, tuple[int, ...]]:
     hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -143,14 +178,20 @@ def _weight_shapes(config: dict) -> dict[str, tuple[int, ...]]:
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, hidden)
             if config["model_type"] == "qwen2":
                 shapes[f"{prefix}self_attn.{name}_proj.bias"] = (rows,)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             shapes[prefix + "self_attn.q_norm.weight"] = (head_dim,)
             shapes[prefix + "self_attn.k_norm.weight"] = (head_dim,)
         shapes[prefix + "self_attn.o_proj.weight"] = (hidden, q_size)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[prefix + "mlp.gate_proj.weight"] = (ffn, hidden)
-        shapes[prefix + "mlp.up_proj.weight"] = (ffn, hidden)
-        shapes[prefix + "mlp.down_proj.weight"] = (hidden, ffn)
+        has_experts = config["model_type"] == "qwen3_moe" and layer not in config["mlp_only_layers"]
+        if has_experts:
+            shapes[prefix + "mlp.gate.weight"] = (config["num_experts"], hidden)
+        numbers = [f"experts.{i}." for i in range(config["num_experts"])] if has_experts else [""]
+        width = config["moe_intermediate_size"] if has_experts else ffn
+        for number in numbers:
+            shapes[f"{prefix}mlp.{number}gate_proj.weight"] = (width, hidden)
+            shapes[f"{prefix}mlp.{number}up_proj.weight"] = (width, hidden)
+            shapes[f"{prefix}mlp.{number}down_proj.weight"] = (hidden, width)
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)

@@ -78,9 +78,9 @@ def nan_on_one_rank(rank, world_size, port, folder) -> dict:
     return {"unchanged": actor.export_checksums() == before, "samples_seen": actor.scheduler.num_steps}
 
 
-def save_and_go_on(rank, world_size, port, folder, directory) -> dict:
+def save_and_go_on(rank, world_size, port, folder, directory, **layout) -> dict:
     """Train round 0, save, train round 1; returns the weights after both."""
-    actor, shard = new_actor(rank, world_size, port, folder, **GRPO)
+    actor, shard = new_actor(rank, world_size, port, folder, **layout, **GRPO)
     actor.train(0, shard)
     os.makedirs(directory, exist_ok=True)
     actor.save(directory)

@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says about a dense decoder, in the names of Megatron's arguments.
+"""What a Hugging Face config.json says about a decoder, in the names of Megatron's arguments.
 
 One table row per model type. Used when the architecture flags are not given, and to check them when they are.
 Does not know torch or Megatron.
@@ -6,9 +6,12 @@ Does not know torch or Megatron.
 
 from __future__ import annotations
 
+from slime.config import expert_shape
+
 FAMILIES = {
     "qwen2": {"add_qkv_bias": True, "qk_layernorm": False},
     "qwen3": {"add_qkv_bias": False, "qk_layernorm": True},
+    "qwen3_moe": {"add_qkv_bias": False, "qk_layernorm": True},
     "llama": {"add_qkv_bias": False, "qk_layernorm": False},
 }
 
@@ -56,6 +59,7 @@ def architecture_args(hf_config: dict) -> dict:
         "position_embedding_type": "rope",
         "rotary_percent": 1.0,
         **_rope(hf_config),
+        **(expert_shape.expert_shape(hf_config) if expert_shape.has_experts(hf_config) else {}),
     }
 
 
@@ -71,6 +75,8 @@ def _refuse_variants(hf_config: dict) -> None:
         )
     if hf_config.get("use_sliding_window"):
         raise ValueError("use_sliding_window of the Hugging Face config is set: sliding windows are not supported")
+    if expert_shape.unsupported(hf_config):
+        raise ValueError("the Hugging Face config is not supported: " + "; ".join(expert_shape.unsupported(hf_config)))
 
 
 def _rope(hf_config: dict) -> dict:

@@ -118,15 +118,55 @@ def install() -> None:
 
 
 def _apply_point_fixes() -> None:
+    from megatron.core.tensor_parallel import mappings
     from megatron.core.tensor_parallel import random as mcore_random
-    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    from megatron.core.transformer.moe import moe_utils, router, token_dispatcher
 
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     # Device and CPU share one generator here, so weights drawn in a forked state look like a leak to the check.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # 0.16 leaves the name undefined without Transformer Engine
+    router.TopKRouter._apply_expert_bias = _count_for_expert_bias  # compiled there, which needs a C++ compiler here
+    mappings._gather_along_first_dim = _UnevenParts(mappings._gather_along_first_dim, _gather_uneven)
+    mappings._reduce_scatter_along_first_dim = _UnevenParts(mappings._reduce_scatter_along_first_dim, _scatter_uneven)
     # All-to-all split sizes must be numpy also when the tensor already is on the CPU.
     token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, record_stream=False: (
         tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
     )
+
+
+def _count_for_expert_bias(router, routing_map: torch.Tensor, padding_mask=None) -> None:
+    """Megatron's method without compilation: count each expert's tokens once per training forward."""
+    if router.enable_expert_bias and torch.is_grad_enabled():
+        with torch.no_grad():
+            router.local_tokens_per_expert += routing_map.sum(dim=0)
+
+
+class _UnevenParts:
+    """A collective of Megatron's that takes parts of different sizes too, which gloo's own refuse."""
+
+    def __init__(self, even, uneven):
+        self._even, self._uneven = even, uneven
+
+    def __call__(self, input_: torch.Tensor, group, split_sizes=None, use_global_buffer=False, **named) -> torch.Tensor:
+        sizes = next(iter(named.values()), split_sizes)  # Megatron calls it output_split_sizes and input_split_sizes
+        if group.size() == 1 or sizes is None:
+            return self._even(input_, group, sizes, use_global_buffer)
+        return self._uneven(input_, group, sizes)
+
+
+def _gather_uneven(part: torch.Tensor, group, sizes: list[int]) -> torch.Tensor:
+    """Return the parts of all ranks, of `sizes` rows each, below each other."""
+    padded = part.new_zeros(max(sizes), *part.shape[1:])
+    padded[: len(part)] = part
+    parts = [torch.empty_like(padded) for _ in sizes]
+    torch.distributed.all_gather(parts, padded, group=group)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _scatter_uneven(whole: torch.Tensor, group, sizes: list[int]) -> torch.Tensor:
+    """Return this rank's part of the sum over ranks."""
+    total = whole.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total.split(sizes)[group.rank()].contiguous()

@@ -5,6 +5,7 @@ Both give the same parameters under the same checkpoint names. Does not know arg
 
 from __future__ import annotations
 
+from slime.batching.flops import moe_layers
 from slime.utils import device
 
 
@@ -27,20 +28,42 @@ def decoder_spec(config):
 
 
 def _local_spec(config):
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     from slime.backends.megatron_utils import packed_rope
-    from slime.backends.megatron_utils.local_layers import RMSNorm, SDPACoreAttention
+    from slime.backends.megatron_utils.local_layers import RMSNorm
 
     if config.normalization != "RMSNorm":
         raise ValueError(f"--normalization {config.normalization} needs Transformer Engine; RMSNorm works everywhere")
     packed_rope.install()
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    kinds = {has_experts: _local_layer(config, has_experts) for has_experts in set(layers_with_experts(config))}
+    first = get_transformer_layer_offset(config)
+    here = layers_with_experts(config)[first : first + get_num_layers_to_build(config)]
+    return TransformerBlockSubmodules(layer_specs=[kinds[has_experts] for has_experts in here], layer_norm=RMSNorm)
+
+
+def layers_with_experts(config) -> list[bool]:
+    """Return for every layer of the model whether its MLP is a mixture of experts."""
+    if config.num_moe_experts is None:
+        return [False] * config.num_layers
+    return moe_layers(config.moe_layer_freq, config.num_layers)
+
+
+def _local_layer(config, has_experts: bool):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    from slime.backends.megatron_utils.local_layers import RMSNorm, SDPACoreAttention
+
+    layer = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if has_experts else None,
+        qk_layernorm=config.qk_layernorm,
+        normalization="RMSNorm",
+    )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     attention = parts.self_attention.submodules
     attention.core_attention = SDPACoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RMSNorm)
+    return layer

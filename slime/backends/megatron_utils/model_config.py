@@ -36,6 +36,8 @@ _GPU_FUSIONS = (
     "cross_entropy_loss_fusion",
     "tp_comm_overlap",
 )
+# Kernels for mixtures of experts that need Transformer Engine.
+_EXPERT_KERNELS = ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
 
 
 def resolve_architecture(args) -> None:
@@ -101,6 +103,7 @@ def _architecture(args) -> dict:
 def _machine() -> dict:
     if uses_transformer_engine():
         return {"gradient_accumulation_fusion": False}
+    without = dict.fromkeys(_EXPERT_KERNELS, False)
     if device.has_accelerator():
-        return {"gradient_accumulation_fusion": False, "apply_rope_fusion": False}
-    return {"use_cpu_initialization": True, **dict.fromkeys(_GPU_FUSIONS, False)}
+        return {"gradient_accumulation_fusion": False, "apply_rope_fusion": False, **without}
+    return {"use_cpu_initialization": True, **dict.fromkeys(_GPU_FUSIONS, False), **without}

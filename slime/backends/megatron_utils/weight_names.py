@@ -14,7 +14,7 @@ import torch
 _QKV = tuple(f"self_attn.{x}_proj" for x in "qkv")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
-# Megatron name within a layer -> (kind, Hugging Face names within the layer). Dense decoders of qwen2, qwen3, llama.
+# Megatron name within a layer -> (kind, Hugging Face names within the layer): qwen2, qwen3, llama, and qwen3_moe's experts.
 # The norms have two names: fused into the following linear layer by Transformer Engine, modules of their own otherwise.
 _LAYER = {
     "input_layernorm.weight": ("copy", ("input_layernorm.weight",)),
@@ -31,6 +31,12 @@ _LAYER = {
     "mlp.linear_fc1.bias": ("gate_up", tuple(f"{x}.bias" for x in _GATE_UP)),
     "mlp.linear_fc2.weight": ("copy", ("mlp.down_proj.weight",)),
     "mlp.linear_fc2.bias": ("copy", ("mlp.down_proj.bias",)),
+    "mlp.router.weight": ("copy", ("mlp.gate.weight",)),
+    "mlp.router.expert_bias": ("copy", ("mlp.gate.e_score_correction_bias",)),
+}
+_EXPERT = {
+    "linear_fc1": ("gate_up", ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight")),
+    "linear_fc2": ("copy", ("mlp.experts.{}.down_proj.weight",)),
 }
 _GLOBAL = {
     "embedding.word_embeddings.weight": ("vocab", ("model.embed_tokens.weight",)),
@@ -38,6 +44,7 @@ _GLOBAL = {
     "decoder.final_layernorm.weight": ("copy", ("model.norm.weight",)),
 }
 _LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_EXPERT_NAME = re.compile(r"mlp\.experts\.(linear_fc[12])\.weight(\d+)")
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Rule:
 
 
 def rule_for(megatron_name: str) -> Rule:
-    """Return the rule of a parameter named with its global layer number.
+    """Return the rule of a parameter named with its global layer (and expert) number.
 
     >>> rule_for("decoder.layers.3.mlp.linear_fc2.weight").hf_names
     ('model.layers.3.mlp.down_proj.weight',)
@@ -59,10 +66,12 @@ def rule_for(megatron_name: str) -> Rule:
     if megatron_name in _GLOBAL:
         return Rule(*_GLOBAL[megatron_name])
     match = _LAYER_NAME.fullmatch(megatron_name)
-    if match is None or match[2] not in _LAYER:
+    expert = _EXPERT_NAME.fullmatch(match[2]) if match else None
+    if match is None or not (expert or match[2] in _LAYER):
         raise ValueError(f"no Hugging Face name is known for the Megatron parameter {megatron_name!r}")
-    kind, names = _LAYER[match[2]]
-    return Rule(kind, tuple(f"model.layers.{match[1]}.{name}" for name in names))
+    kind, names = _EXPERT[expert[1]] if expert else _LAYER[match[2]]
+    number = expert[2] if expert else ""
+    return Rule(kind, tuple(f"model.layers.{match[1]}.{name.format(number)}" for name in names))
 
 
 def to_megatron(kind: str, tensors: list[torch.Tensor], config) -> torch.Tensor:

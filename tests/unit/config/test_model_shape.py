@@ -120,7 +120,7 @@ def test_unknown_family_is_named_with_what_is_built(make_model, data):
     with pytest.raises(UserError, match="model_type 'gpt_neox'.*give --num-layers"):
         parse_args(words)
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4".split()
-    with pytest.raises(UserError, match="model_type 'gpt_neox' is not built yet, qwen2, qwen3, llama are"):
+    with pytest.raises(UserError, match="model_type 'gpt_neox' is not built yet, qwen2, qwen3, qwen3_moe, llama are"):
         parse_args([*words, *sizes])
     parse_args([*words, *sizes, "--custom-model-provider-path", "my.model.provider"])
 

@@ -159,7 +159,6 @@ class TestUnbuilt:
             "--pipeline-model-parallel-size 2",
             "--context-parallel-size 2",
             "--expert-model-parallel-size 2",
-            "--num-experts 8",
             "--mtp-num-layers 1",
             "--use-wandb",
             "--profile",
@@ -197,10 +196,10 @@ class TestUnbuilt:
 
     def test_flags_of_one_capability_stand_together(self, parse):
         with pytest.raises(UserError) as error:
-            parse(*"--num-experts 8 --moe-router-topk 4 --moe-grouped-gemm --release-train".split())
+            parse(*"--multi-latent-attention --q-lora-rank 4 --release-train".split())
         text = str(error.value)
-        assert text.count("mixture-of-experts") == 1
-        assert "--moe-grouped-gemm, --moe-router-topk 4, --num-experts 8: mixture" in text
+        assert text.count("multi-latent attention") == 1
+        assert "--multi-latent-attention, --q-lora-rank 4: multi-latent" in text
         assert "--release-train: ending the trainer" in text
 
     def test_values_from_files_are_refused_too(self, parse, tmp_path):

@@ -12,7 +12,7 @@ from slime.engine.kv_cache import KVCache
 from slime.engine.model import Model
 from slime.engine.model_config import load_model_config
 from slime.engine.weights import Weights
-from slime.utils.tiny_model import make_tiny_model
+from slime.utils.tiny_model import Experts, make_tiny_model
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7, 8, 9], [100, 3, 5, 99, 31, 4, 200, 17, 6], [42, 1, 2]]
@@ -68,6 +68,8 @@ def greedy_with_logits(
         ("qwen2", {"kv_heads": 4}, {}),
         ("llama", {"tied": False}, {}),
         ("llama", {}, {"rope_parameters": LLAMA3_ROPE}),
+        ("qwen3_moe", {"experts": Experts(count=6, per_token=3)}, {}),
+        ("qwen3_moe", {"tied": False, "experts": Experts(dense_layers=(0,))}, {"norm_topk_prob": False}),
     ],
 )
 @torch.no_grad()
@@ -131,7 +133,10 @@ def test_cache_bounds_rows_by_bytes_and_always_lets_one_in(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
         ({"use_sliding_window": True}, "use_sliding_window"),

@@ -22,6 +22,11 @@ DEFAULTS = dict(
     init_method_std=0.02, custom_model_provider_path=None, freeze_params_name_list=None,
     only_train_params_name_list=None, data_pad_size_multiplier=1,
     recompute_granularity=None, recompute_method=None, recompute_num_layers=None, recompute_modules=None,
+    # experts
+    moe_router_topk=2, moe_ffn_hidden_size=None, moe_router_load_balancing_type="aux_loss", moe_router_dtype=None,
+    moe_router_score_function="softmax", moe_router_pre_softmax=False, moe_router_enable_expert_bias=False,
+    moe_router_bias_update_rate=1e-3, moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None, moe_per_layer_logging=False,
+    moe_shared_expert_intermediate_size=None,
     # optimizer
     optimizer="adam", lr=1e-3, min_lr=0.0, lr_decay_style="constant", lr_decay_iters=None, lr_warmup_iters=0,
     lr_warmup_fraction=None, lr_warmup_init=0.0, lr_wsd_decay_iters=None, lr_wsd_decay_style="exponential",

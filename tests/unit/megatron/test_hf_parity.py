@@ -29,12 +29,12 @@ def pair(request, tmp_path_factory):
     return folder, args, model, AutoModelForCausalLM.from_pretrained(folder)
 
 
-def packed_logits(model, sequences, rows=None):
+def packed_logits(model, sequences, rows=None, with_grad=False):
     from slime.backends.megatron_utils.data import pack
     from slime.backends.megatron_utils.model_provider import forward_logits
 
     batch = pack(sequences, [0] * len(sequences), range(len(sequences)), 1, torch.device("cpu"))
-    with torch.no_grad():
+    with torch.set_grad_enabled(with_grad):
         return forward_logits(model, batch.tokens, batch.positions, batch.packed, rows)[0]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 from slime.backends.megatron_utils.hf_to_megatron.reader import HfCheckpoint
+from slime.backends.megatron_utils.layer_spec import layers_with_experts
 from slime.backends.megatron_utils.model_provider import unwrap
-from slime.backends.megatron_utils.parameters import named_parameters, shard_dim
+from slime.backends.megatron_utils.parameters import named_parameters, shard_dim, tensor_group
 from slime.backends.megatron_utils.weight_names import Rule, rule_for, tensor_shard, to_megatron
 
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
@@ -31,14 +32,12 @@ def load_hf_weights(model: torch.nn.Module, folder: str) -> None:
     _refuse_unexpected(model, checkpoint)
 
 
-def _copy(parameter: torch.nn.Parameter, whole: torch.Tensor, rule: Rule, name: str) -> None:
-    from megatron.core import parallel_state as mpu
-
-    dim = shard_dim(parameter)
-    size = mpu.get_tensor_model_parallel_world_size() if dim is not None else 1
+def _copy(parameter: torch.Tensor, whole: torch.Tensor, rule: Rule, name: str) -> None:
+    dim, group = shard_dim(parameter), tensor_group(name)
+    size = group.size() if dim is not None else 1
     if rule.kind == "vocab":
         whole = _pad_rows(whole, parameter.shape[0] * size)
-    shard = tensor_shard(rule.kind, whole, dim or 0, mpu.get_tensor_model_parallel_rank() if size > 1 else 0, size)
+    shard = tensor_shard(rule.kind, whole, dim or 0, group.rank() if size > 1 else 0, size)
     if shard.shape != parameter.shape:
         raise ValueError(
             f"{' + '.join(rule.hf_names)} makes {tuple(shard.shape)} for the Megatron parameter {name}, which is "
@@ -69,10 +68,23 @@ def expected_names(config, tied: bool) -> list[str]:
     parts += ["self_attention.linear_qkv.bias"] if config.add_qkv_bias or config.add_bias_linear else []
     parts += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"] if config.qk_layernorm else []
     parts += ["self_attention.linear_proj.weight", "pre_mlp_layernorm.weight"]
-    parts += ["mlp.linear_fc1.weight", "mlp.linear_fc2.weight"]
-    if config.add_bias_linear:
-        parts += ["self_attention.linear_proj.bias", "mlp.linear_fc1.bias", "mlp.linear_fc2.bias"]
+    parts += ["self_attention.linear_proj.bias"] if config.add_bias_linear else []
+    dense, sparse = _mlp_parts(config), _expert_parts(config)
     names = ["embedding.word_embeddings.weight"]
-    names += [f"decoder.layers.{i}.{part}" for i in range(config.num_layers) for part in parts]
+    for i, has_experts in enumerate(layers_with_experts(config)):
+        names += [f"decoder.layers.{i}.{part}" for part in parts + (sparse if has_experts else dense)]
     names += ["decoder.final_layernorm.weight"] + ([] if tied else ["output_layer.weight"])
     return [hf for name in names for hf in rule_for(name).hf_names]
+
+
+def _mlp_parts(config) -> list[str]:
+    kinds = ("weight", "bias") if config.add_bias_linear else ("weight",)
+    return [f"mlp.linear_fc{i}.{kind}" for kind in kinds for i in (1, 2)]
+
+
+def _expert_parts(config) -> list[str]:
+    """Return the parameters of a layer with experts; [] for a model without."""
+    if config.num_moe_experts is None:
+        return []
+    router = ["mlp.router.weight"] + (["mlp.router.expert_bias"] if config.moe_router_enable_expert_bias else [])
+    return router + [f"mlp.experts.linear_fc{i}.weight{e}" for e in range(config.num_moe_experts) for i in (1, 2)]

@@ -6,15 +6,28 @@ in the same order; tensors have the trainer's dtype and the shapes of the Huggin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from slime.backends.megatron_utils.model_provider import unwrap
-from slime.backends.megatron_utils.parameters import named_parameters, shard_dim
+from slime.backends.megatron_utils.parameters import is_expert, named_parameters, shard_dim, tensor_group
 from slime.backends.megatron_utils.weight_names import join_shards, rule_for, to_hf
 from slime.utils import device
 from slime.utils.checksum import tensor_checksum
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter of the whole model and which ranks hold it: those of a pipeline stage and, for an expert, of an expert rank."""
+
+    name: str
+    stage: int
+    expert_rank: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def export_hf_weights(model: torch.nn.Module, args) -> Iterator[tuple[str, torch.Tensor]]:
@@ -24,11 +37,12 @@ def export_hf_weights(model: torch.nn.Module, args) -> Iterator[tuple[str, torch
     """
     config = unwrap(model).config
     local = dict(named_parameters(model))
-    for name, owner, shape, dtype in _directory(local):
-        rule = rule_for(name)
+    for entry in _directory(local):
+        rule = rule_for(entry.name)
         with torch.no_grad():
-            tensor = _gather_tensor_ranks(local[name], rule.kind) if name in local else None
-            tensor = _from_stage(tensor, owner, shape, dtype)
+            held = local.get(entry.name)
+            tensor = None if held is None else _gather_tensor_ranks(held, rule.kind, entry.name)
+            tensor = _from_stage(_from_expert_rank(tensor, entry), entry)
             yield from zip(rule.hf_names, to_hf(rule.kind, tensor, config, args.vocab_size), strict=True)
 
 
@@ -37,54 +51,86 @@ def export_checksums(model: torch.nn.Module, args) -> dict[str, str]:
     return {name: tensor_checksum(tensor) for name, tensor in export_hf_weights(model, args)}
 
 
-def _whole_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
-    from megatron.core import parallel_state as mpu
-
+def _whole_shape(name: str, parameter: torch.Tensor) -> tuple[int, ...]:
     shape, dim = list(parameter.shape), shard_dim(parameter)
     if dim is not None:
-        shape[dim] *= mpu.get_tensor_model_parallel_world_size()
+        shape[dim] *= tensor_group(name).size()
     return tuple(shape)
 
 
-def _directory(local: dict[str, torch.nn.Parameter]) -> list[tuple]:
-    """Return (name, owning stage, shape, dtype) of every parameter of the model, in stage order."""
-    import torch.distributed as dist
+def _directory(local: dict[str, torch.Tensor]) -> list[Entry]:
+    """Return every parameter of the model, in stage order; the experts of a layer by number."""
     from megatron.core import parallel_state as mpu
 
-    mine = [(name, _whole_shape(p), p.dtype) for name, p in local.items()]
-    stages = [mine]
-    if mpu.get_pipeline_model_parallel_world_size() > 1:
-        stages = [None] * mpu.get_pipeline_model_parallel_world_size()
-        dist.all_gather_object(stages, mine, group=mpu.get_pipeline_model_parallel_group())
-    entries, seen = [], set()
-    for stage, names in enumerate(stages):
-        for name, shape, dtype in names:
-            if name not in seen:
-                seen.add(name)
-                entries.append((name, stage, shape, dtype))
-    return entries
+    stage, rank = mpu.get_pipeline_model_parallel_rank(), mpu.get_expert_model_parallel_rank()
+    mine = [
+        Entry(name, stage, rank if is_expert(name) else None, _whole_shape(name, tensor), tensor.dtype)
+        for name, tensor in local.items()
+    ]
+    of_stage = [entry for part in _gathered(mine, mpu.get_expert_model_parallel_group()) for entry in part]
+    entries: dict[str, Entry] = {}
+    for part in _gathered(_by_layer(of_stage), mpu.get_pipeline_model_parallel_group()):
+        for entry in part:
+            entries.setdefault(entry.name, entry)
+    return list(entries.values())
 
 
-def _gather_tensor_ranks(parameter: torch.nn.Parameter, kind: str) -> torch.Tensor:
+def _by_layer(entries: list[Entry]) -> list[Entry]:
+    """Put the experts of other ranks beside those of the first, in the order of their numbers."""
+    places: dict[str, int] = {}
+    keys = {}
+    for entry in entries:
+        stem, number = re.fullmatch(r"(.*?)(\d*)", entry.name).groups()
+        places.setdefault(stem, len(places))
+        keys[entry.name] = (places[stem], int(number or 0))
+    return sorted(entries, key=lambda entry: keys[entry.name])
+
+
+def _gathered(value: object, group) -> list:
+    """Return the value of every rank of the group, in rank order."""
     import torch.distributed as dist
-    from megatron.core import parallel_state as mpu
 
-    dim, size = shard_dim(parameter), mpu.get_tensor_model_parallel_world_size()
-    if dim is None or size == 1:
+    if group.size() == 1:
+        return [value]
+    values = [None] * group.size()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _gather_tensor_ranks(parameter: torch.Tensor, kind: str, name: str) -> torch.Tensor:
+    import torch.distributed as dist
+
+    dim, group = shard_dim(parameter), tensor_group(name)
+    if dim is None or group.size() == 1:
         return parameter.detach()
-    shards = [torch.empty_like(parameter) for _ in range(size)]
-    dist.all_gather(shards, parameter.detach().contiguous(), group=mpu.get_tensor_model_parallel_group())
+    shards = [torch.empty_like(parameter) for _ in range(group.size())]
+    dist.all_gather(shards, parameter.detach().contiguous(), group=group)
     return join_shards(kind, shards, dim)
 
 
-def _from_stage(tensor: torch.Tensor | None, owner: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    import torch.distributed as dist
+def _from_expert_rank(tensor: torch.Tensor | None, entry: Entry) -> torch.Tensor | None:
+    """Give an expert's tensor to the other expert ranks of its stage; None on other stages."""
     from megatron.core import parallel_state as mpu
 
-    if mpu.get_pipeline_model_parallel_world_size() == 1:
+    if entry.expert_rank is None or mpu.get_pipeline_model_parallel_rank() != entry.stage:
         return tensor
-    if mpu.get_pipeline_model_parallel_rank() != owner:
-        tensor = torch.empty(shape, dtype=dtype, device=device.device())
-    group = mpu.get_pipeline_model_parallel_group()
-    dist.broadcast(tensor.contiguous(), src=dist.get_global_rank(group, owner), group=group)
+    return _broadcast(tensor, entry, entry.expert_rank, mpu.get_expert_model_parallel_group())
+
+
+def _from_stage(tensor: torch.Tensor | None, entry: Entry) -> torch.Tensor:
+    from megatron.core import parallel_state as mpu
+
+    return _broadcast(tensor, entry, entry.stage, mpu.get_pipeline_model_parallel_group())
+
+
+def _broadcast(tensor: torch.Tensor | None, entry: Entry, owner: int, group) -> torch.Tensor:
+    """Return the tensor of the group's rank `owner` on all its ranks."""
+    import torch.distributed as dist
+
+    if group.size() == 1:
+        return tensor
+    if group.rank() != owner:
+        tensor = torch.empty(entry.shape, dtype=entry.dtype, device=device.device())
+    tensor = tensor.contiguous()
+    dist.broadcast(tensor, src=dist.get_global_rank(group, owner), group=group)
     return tensor
