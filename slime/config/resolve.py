@@ -142,6 +142,7 @@ def placement(run: Run) -> None:
     args.use_critic = args.advantage_estimator == "ppo"
     args.critic_num_nodes, args.critic_num_gpus_per_node = args.actor_num_nodes, args.actor_num_gpus_per_node
     args.rollout_external = False
+    args.rounds_ahead = 0  # that a loop generates before the one in training; fit_to_async_loop says otherwise
     per_engine = max(1, args.rollout_num_gpus_per_engine)
     args.rollout_num_engines = 0 if args.debug_train_only else args.rollout_num_gpus // per_engine
     # Engines take slots in order, so those that lie on trainer slots come first.

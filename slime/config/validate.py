@@ -314,6 +314,7 @@ def fit_to_async_loop(args: argparse.Namespace) -> None:
     if args.offload_train:
         args.offload_train = False
         args.start_notes.append("--offload-train is off: the trainer of train_async.py is never idle")
+    args.rounds_ahead = args.async_buffer_size
 
 
 def _raise(found: list[str]) -> None:

@@ -2,8 +2,9 @@
 
 Invariants: finished groups beyond a round's need stay queued for the next one; aborted groups go back to the data
 source; an error of any group is raised by the next round; what is in flight or queued counts as not consumed in a
-checkpoint. With --max-staleness S, at most (S + 1) rounds of groups are admitted and groups are delivered in the order
-of admission, so that none is trained more than S rounds after it was started. Does not know weight updates.
+checkpoint. With --max-staleness S, groups are delivered in the order of admission, slow ones too, and admitted only as far
+ahead as keeps each within S weight versions of the round that trains it; nothing is dropped for its age. Does not know
+weight updates.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class AsyncRolloutWorker:
         self.completed: deque[tuple[int, list]] = deque()
         self.in_flight: dict[asyncio.Task, tuple[int, list]] = {}
         self._admitted = 0
+        self._taken = 0  # by the running round, or by the last one until the next begins
         self._stopping = False
         self._wake: asyncio.Event | None = None
         self._pump: asyncio.Task | None = None
@@ -100,8 +102,17 @@ class AsyncRolloutWorker:
         outstanding = len(self.in_flight) + len(self.completed)
         if len(self.in_flight) >= self.concurrency or len(self.completed) >= self.concurrency:
             return False
-        limit = self.args.max_staleness
-        return limit is None or outstanding < (limit + 1) * self.args.rollout_batch_size
+        return self.args.max_staleness is None or outstanding + self._taken < self._max_ahead()
+
+    def _max_ahead(self) -> int:
+        """Groups that may be taken or outstanding since a round began.
+
+        The engines' weights lack at most the rounds that the loop generates ahead of training and those since the last
+        sync; a group with n before it is trained n // rollout_batch_size rounds after the one that is being collected.
+        """
+        args = self.args
+        rounds = args.max_staleness - args.rounds_ahead - (args.update_weights_interval - 1)
+        return (rounds + 1) * args.rollout_batch_size
 
     def _admit(self, state: GenerateState, group: list) -> None:
         state.rollout_id = self.rollout_id
@@ -142,7 +153,7 @@ class AsyncRolloutWorker:
     async def collect(self, rollout_id: int) -> RolloutFnTrainOutput:
         """The next --rollout-batch-size groups that pass the filter."""
         args, target = self.args, self.args.rollout_batch_size
-        self.rollout_id = rollout_id
+        self.rollout_id, self._taken = rollout_id, 0
         state, drops = GenerateState(args), MetricGatherer()
         state.progress.set_total("generate", target)
         kept: list[list] = []
@@ -178,6 +189,7 @@ class AsyncRolloutWorker:
         verdict = call_dynamic_filter(path and load_hook(path, "dynamic_sampling_filter_path"), self.args, group)
         if verdict.keep:
             kept.append(group)
+            self._taken += 1
             GenerateState(self.args).progress.add("generate", 1)
         else:
             drops.on_dynamic_filter_drop(verdict.reason)

@@ -31,7 +31,8 @@ def reply(
 
 
 class FakeEngine:
-    """Serves on a thread of its own. `answer(payload)` gives the reply, an int for an error status, or "hang"."""
+    """Serves on a thread of its own. `answer(payload)` gives the reply (its `after_s` delays it), an int for an error status, or
+    "hang"."""
 
     def __init__(self, answer: Callable[[dict], Any] | None = None) -> None:
         self.answer = answer or (lambda payload: reply([7, 8, 9], "abc"))
@@ -91,6 +92,7 @@ class FakeEngine:
             await asyncio.sleep(answer)
             answer = reply([7, 8, 9], "abc")
         if isinstance(answer, dict) and "hang" not in answer:
+            await asyncio.sleep(answer.pop("after_s", 0.0))
             return web.json_response(answer)
         partial = answer["hang"] if isinstance(answer, dict) else []
         await self._abort_event.wait()

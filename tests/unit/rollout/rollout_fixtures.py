@@ -55,6 +55,8 @@ def make_args(tokenizer_dir, write_rows):
             rollout_seed=42,
             rollout_shuffle=False,
             rollout_batch_size=2,
+            rounds_ahead=0,
+            update_weights_interval=1,
             over_sampling_batch_size=None,
             n_samples_per_prompt=2,
             rollout_global_dataset=True,

@@ -1,4 +1,6 @@
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import stub_rm  # noqa: F401
@@ -121,7 +123,7 @@ def test_filter_and_hooks_apply(engine, async_args):
     assert [group[0].group_index for group in stub_rm.seen["all"][0][0]] == [0, 1, 2, 3]
 
 
-def test_max_staleness_bounds_what_is_admitted_and_keeps_the_order(engine, async_args):
+def test_max_staleness_keeps_the_order_and_admits_nothing_while_a_round_trains(engine, async_args):
     def answer(payload):
         return 0.2 if payload["input_ids"][1] == 24 else reply([7])  # prompt p0 is slow
 
@@ -131,9 +133,54 @@ def test_max_staleness_bounds_what_is_admitted_and_keeps_the_order(engine, async
     source = create_data_source(args)
     assert indices(generate_rollout_fully_async(args, 0, source)) == [[0, 1], [2, 3]]
     worker = fully_async_rollout._worker
-    wait_until(lambda: len(worker.completed) + len(worker.in_flight) == 4)
+    wait_until(lambda: len(worker.completed) == 2)
     time.sleep(0.05)
-    assert len(worker.completed) + len(worker.in_flight) == 4
+    assert len(worker.completed) + len(worker.in_flight) == 2  # what a round may be old: they are of the next one
+
+
+def test_fb_a06_as_much_is_admitted_after_a_recovery_as_at_the_start(engine, async_args):
+    engine.answer = lambda payload: "hang"
+    args = async_args(rollout_batch_size=4)
+    args.max_staleness = 2
+    worker = AsyncRolloutWorker(args, create_data_source(args))
+    worker.rollout_id = 50
+    worker.start()
+    wait_until(lambda: len(worker.in_flight) >= 12)
+    time.sleep(0.05)
+    assert len(worker.in_flight) == 12
+    worker.stop()
+
+
+@pytest.mark.parametrize("rounds_ahead", [0, 1])
+def test_fb_a08_slow_prompts_are_trained_as_often_as_fast_ones_and_none_too_old(engine, async_args, rounds_ahead):
+    """Half of the prompts take five times as long; the loops of train.py and train_async.py with a bound of two."""
+    weights = {"version": 0}
+
+    def answer(payload):
+        is_slow = payload["input_ids"][1] % 2 == 0
+        return reply([7], version=str(weights["version"])) | {"after_s": 0.05 if is_slow else 0.01}
+
+    engine.answer = answer
+    args = async_args(rounds_ahead=rounds_ahead, n_samples_per_prompt=1)
+    args.max_staleness = 2
+    source = create_data_source(args)
+    ages, num_slow = [], 0
+    rounds, ahead = deque(range(10)), deque()
+    with ThreadPoolExecutor(1) as pool:
+        while rounds or ahead:
+            while rounds and len(ahead) <= rounds_ahead:
+                ahead.append((rounds[0], pool.submit(generate_rollout_fully_async, args, rounds.popleft(), source)))
+            rollout_id, generation = ahead.popleft()
+            samples = [sample for group in generation.result(10).samples for sample in group]
+            ages += [rollout_id - int(sample.weight_versions[0]) for sample in samples]
+            num_slow += sum(sample.tokens[1] % 2 == 0 for sample in samples)
+            time.sleep(0.03)  # training
+            for _, generation in ahead:
+                generation.result(10)
+            weights["version"] = rollout_id + 1
+    assert len(ages) == 20 and num_slow == 10
+    assert max(ages) <= 2
+    assert source.stats()["aged_out"] == 0
 
 
 def test_evaluation_needs_another_function(async_args):
