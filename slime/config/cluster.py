@@ -20,7 +20,7 @@ CLUSTER = section(
         F("--offload-train", "trainer gives memory back while engines generate; the default with --colocate", action="bool", src="U"),
         F("--offload-rollout", "engines on trainer slots give weights and KV cache back while it trains; the default with --colocate", action="bool", src="U"),
         F("--distributed-backend", "process-group backend of the trainer; gloo without GPUs", default="nccl", choices=("nccl", "gloo"), src="U", owner="slime/config/resolve.py"),
-        F("--distributed-timeout-minutes", "deadline of a collective", "int", 10, src="U"),
+        F("--distributed-timeout-minutes", "deadline of a collective and of each call of a weight sync; may be a fraction", "float", 10.0, src="U"),
         F("--train-backend", "trainer engine", default="megatron", choices=("megatron",), src="U", owner="slime/config/resolve.py"),
         F("--train-env-vars", "extra environment of trainer workers as a JSON object, wins over defaults", "json", {}, src="U"),
         F("--http-proxy", "accepted for old scripts", src="U"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slime.ray.observable import observable
 from slime.ray.placement_group import Slots
 from slime.ray.train_actor import TrainActor
@@ -40,10 +42,17 @@ class ActorGroup:
         """Snapshot of the first rank's training; every rank has as many micro-batches."""
         return wait_for(self._ranks[0].progress.remote(), "the trainer's progress", deadline_s=120)
 
-    def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
+    def update_weights(
+        self, engine_urls: list[str], version: int, on_poll: Callable[[], None] | None = None
+    ) -> dict[str, float]:
         """Bring every engine to the current weights, called ``version`` from then on. Returns metrics: bytes of all ranks
-        together, the longest time."""
-        per_rank = [metrics for metrics in self._on_all("update_weights", engine_urls, version) if metrics]
+        together, the longest time.
+
+        Args:
+            on_poll: called several times a second meanwhile; what it raises ends the wait.
+        """
+        replies = self._on_all("update_weights", engine_urls, version, on_poll=on_poll)
+        per_rank = [metrics for metrics in replies if metrics]
         merged = {name: max(metrics[name] for metrics in per_rank) for name in (per_rank[0] if per_rank else ())}
         wire = "perf/update_weights_wire_bytes"
         return merged | ({wire: sum(metrics[wire] for metrics in per_rank)} if per_rank else {})
@@ -68,9 +77,10 @@ class ActorGroup:
             ray.kill(rank)
         self._ranks = []
 
-    def _on_all(self, method: str, *arguments) -> list:
+    def _on_all(self, method: str, *arguments, on_poll: Callable[[], None] | None = None) -> list:
         calls = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
-        return wait_for(calls, f"{method} on the training ranks", deadline_s=self._args.stall_timeout)
+        what = f"{method} on the training ranks"
+        return wait_for(calls, what, deadline_s=self._args.stall_timeout, on_poll=on_poll)
 
 
 def train_env(args) -> dict[str, str]:

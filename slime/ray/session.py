@@ -232,7 +232,9 @@ class Session:
             return
         with self._timed("sync", None):
             try:
-                metrics = self._actor.update_weights(self._engine_urls, self._weight_version)
+                metrics = self._actor.update_weights(
+                    self._engine_urls, self._weight_version, on_poll=self._check_engines_now_and_then
+                )
             except RuntimeError:
                 self._check_engines()  # an engine that died is the cause, and the better message
                 raise
@@ -315,9 +317,12 @@ class Session:
         return _PhaseTimer(self, phase, rollout_id)
 
     def _poll_progress(self):
+        self._check_engines_now_and_then()
+        return self._show(wait_for(self._manager.progress.remote(), "the rollout's progress", deadline_s=120))
+
+    def _check_engines_now_and_then(self) -> None:
         if time.monotonic() - self._engines_checked_at > _ENGINE_CHECK_S:
             self._check_engines()
-        return self._show(wait_for(self._manager.progress.remote(), "the rollout's progress", deadline_s=120))
 
     def _check_engines(self) -> None:
         """Raise RuntimeError with the ends of their logs when engines died."""

@@ -116,8 +116,8 @@ class EngineClient:
         """Hold generation: running requests end (abort), are queued again (retract) or keep their place (in_place)."""
         self._request("POST", "/pause_generation", {"mode": mode})
 
-    def continue_generation(self) -> None:
-        self._request("POST", "/continue_generation", {})
+    def continue_generation(self, timeout_s: float | None = None) -> None:
+        self._request("POST", "/continue_generation", {}, timeout_s)
 
     def flush_cache(self, deadline_s: float = 60.0) -> None:
         """Drop the prefix cache, waiting for running requests to end.
@@ -145,9 +145,9 @@ class EngineClient:
         """Open an update; servers that do not know the call need none."""
         self._request_if_known("/begin_weight_update")
 
-    def end_weight_update(self) -> None:
+    def end_weight_update(self, timeout_s: float | None = None) -> None:
         """Close an update; servers that do not know the call need none."""
-        self._request_if_known("/end_weight_update")
+        self._request_if_known("/end_weight_update", timeout_s)
 
     def init_weights_update_group(
         self,
@@ -170,8 +170,8 @@ class EngineClient:
         }
         self._request_success("/init_weights_update_group", body, timeout_s)
 
-    def destroy_weights_update_group(self, group_name: str) -> None:
-        self._request_success("/destroy_weights_update_group", {"group_name": group_name})
+    def destroy_weights_update_group(self, group_name: str, timeout_s: float | None = None) -> None:
+        self._request_success("/destroy_weights_update_group", {"group_name": group_name}, timeout_s)
 
     def update_weights_from_distributed(
         self,
@@ -251,9 +251,9 @@ class EngineClient:
             raise _error("POST", self.base_url + path, response)
         return answer
 
-    def _request_if_known(self, path: str) -> None:
+    def _request_if_known(self, path: str, timeout_s: float | None = None) -> None:
         try:
-            self._request("POST", path, {})
+            self._request("POST", path, {}, timeout_s)
         except EngineError as error:
             if error.status != 404:
                 raise

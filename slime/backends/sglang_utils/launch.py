@@ -71,6 +71,7 @@ def _embedded_command(args, *, rank: int, host: str, port: int) -> list[str]:
     command += ["--host", host, "--port", str(port), "--dtype", _DTYPES[args.rollout_precision]]
     command += ["--random-seed", str(args.seed + rank), "--log-level", args.sglang_log_level]
     command += ["--num-threads", str(args.omp_num_threads)]
+    command += ["--weight-update-timeout-s", str(60 * args.distributed_timeout_minutes)]
     for flag, value in (
         ("--context-length", args.sglang_context_length),
         ("--max-running-requests", args.sglang_max_running_requests),
@@ -102,8 +103,8 @@ def _sglang_command(args, *, rank: int, host: str, port: int, base_device: int) 
 
 
 def _offload_flags(args, rank: int) -> dict:
-    """Flags of an engine that shares its slots with the trainer and gives its memory up."""
-    if not (args.offload_rollout and rank < args.num_shared_engines):
+    """Flags of an engine that shares its slots with the trainer and gives its memory up. The saver needs a GPU."""
+    if not (args.has_gpu and args.offload_rollout and rank < args.num_shared_engines):
         return {}
     # In some rounds nothing is sent that could replace what was released.
     return {"enable_memory_saver": True, "enable_weights_cpu_backup": args.update_weights_interval > 1}

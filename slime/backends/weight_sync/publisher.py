@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 # Requests in flight are put back and continue under the new weights instead of being cut.
 PAUSE_MODE = "retract"
 _FLUSH_DEADLINE_S = 60.0
-_CLEAN_UP_S = 10.0
+CLEAN_UP_S = 5.0
+REPLY_GRACE_S = 30.0
 
 
 class Transport(Protocol):
@@ -61,7 +62,7 @@ class WeightPublisher:
         self.clients = [client for transport in transports for client in transport.clients]
         self._transports = transports
         self._buffer_bytes, self._timeout_s = buffer_bytes, timeout_s
-        self._pool = ThreadPoolExecutor(max_workers=max(1, len(self.clients)), thread_name_prefix="weight-sync")
+        self._pool = self._new_pool()
 
     def update(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, float]:
         """Bring every engine to the given weights. Returns {"bytes", "buckets"} of what was sent.
@@ -80,10 +81,12 @@ class WeightPublisher:
             self._on_all(lambda client: client.end_weight_update())
             self._on_all(lambda client: client.continue_generation())
         except Exception as error:
-            self._recover()
+            failed_after_s = time.monotonic() - started
+            silent = self._recover()
             raise RuntimeError(
-                f"weight update to version {version} failed after {time.monotonic() - started:.1f} s: {error}. If this is a "
-                "time-out: sync less often (--update-weights-interval) or look at the engine logs in the run directory"
+                f"weight update to version {version} failed after {failed_after_s:.1f} s: {error}. "
+                + (f"Engines that do not answer any more: {', '.join(silent)}. " if silent else "")
+                + "Look at the engine logs in the run directory; a slow network needs a longer --distributed-timeout-minutes"
             ) from error
         return stats
 
@@ -101,33 +104,55 @@ class WeightPublisher:
             num_buckets += 1
         return {"bytes": num_bytes, "buckets": num_buckets}
 
-    def _recover(self) -> None:
-        """After a failure: drop connections, close the window that SGLang would refuse to open again, let engines go on."""
+    def _recover(self) -> list[str]:
+        """After a failure: drop connections, close the window that SGLang would refuse to open again, let engines go on.
+
+        Returns: the addresses of the engines that do not answer. Takes seconds, however long they hang.
+        """
+        self._pool.shutdown(wait=False, cancel_futures=True)  # calls to an engine that hangs keep their threads
+        self._pool = self._new_pool()
         for transport in self._transports:
             transport.disconnect(self._submit)
-        self._try_on_all(lambda client: client.end_weight_update())
-        self._try_on_all(lambda client: client.continue_generation())
+        answers = [future.result() for future in self._submit(self.clients, _tidy)]
+        return [client.base_url for client, is_there in zip(self.clients, answers, strict=True) if not is_there]
 
     def _on_all(self, call: Call) -> None:
-        wait_all(self._submit(self.clients, call), self._timeout_s + 30)
+        wait_all(self._submit(self.clients, call), self._timeout_s)
 
-    def _try_on_all(self, call: Call) -> None:
-        for future in self._submit(self.clients, call):
-            try:
-                future.result(_CLEAN_UP_S)
-            except Exception as error:  # an engine that is gone cannot be tidied up
-                logger.warning("after a failed weight update: %s", error)
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=max(1, len(self.clients)), thread_name_prefix="weight-sync")
 
     def _submit(self, clients: list[EngineClient], call: Call) -> list[Future]:
         return [self._pool.submit(call, client) for client in clients]
 
 
+def _tidy(client: EngineClient) -> bool:
+    """Close an open window and let the engine generate. Returns whether it answers."""
+    from slime.utils.engine_client import EngineError
+
+    for call in (client.end_weight_update, client.continue_generation):
+        try:
+            call(timeout_s=CLEAN_UP_S)
+        except EngineError as error:
+            if error.status is None:
+                return False
+            logger.info("after a failed weight update: %s", error)  # such as: no window was open
+    return True
+
+
 def wait_all(futures: list[Future], timeout_s: float) -> None:
-    """Wait for all; the first failure is raised when all have ended, so that nothing of this step runs on."""
+    """Wait for all; the first failure is raised when all have ended, so that nothing of this step runs on.
+
+    Args:
+        timeout_s: deadline of the calls themselves, which normally end by it with an error that says more.
+    """
     failure: BaseException | None = None
+    give_up_at = time.monotonic() + timeout_s + REPLY_GRACE_S
     for future in futures:
         try:
-            future.result(timeout_s)
+            future.result(max(0.0, give_up_at - time.monotonic()))
+        except TimeoutError:
+            failure = failure or RuntimeError(f"no answer from an engine within {timeout_s + REPLY_GRACE_S:g} s")
         except Exception as error:
             failure = failure or error
     if failure is not None:

@@ -46,7 +46,7 @@ class TensorTransport:
                 weight_version=version,
             ),
         )
-        wait_all(replies, self._timeout_s + 30)
+        wait_all(replies, self._timeout_s)
 
     def disconnect(self, submit: Submit) -> None:
         """Nothing to do."""

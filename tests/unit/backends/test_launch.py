@@ -20,6 +20,7 @@ def args() -> SimpleNamespace:
         seed=5,
         has_gpu=False,
         omp_num_threads=1,
+        distributed_timeout_minutes=0.5,
         sglang_python="/other/bin/python",
         sglang_given={},
         offload_rollout=False,
@@ -79,6 +80,7 @@ def test_embedded_engine_takes_the_flags_that_it_shares_with_sglang(args):
     command = command_of(args)
     assert command[:3] == [sys.executable, "-m", "slime.engine"]
     assert {"--context-length", "64", "--disable-radix-cache"} <= set(command)
+    assert command[command.index("--weight-update-timeout-s") + 1] == "30.0"
 
 
 def test_flag_words():

@@ -33,6 +33,7 @@ def command(rank: int, **changes) -> list[str]:
         (1, {"update_weights_interval": 2}, True, True),  # a round without a sync needs its old weights back
         (2, {}, False, False),
         (1, {"offload_rollout": False}, False, False),
+        (1, {"has_gpu": False}, False, False),
     ],
 )
 def test_memory_saver_of_shared_engines(rank, changes, saver, backup):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from slime.backends.weight_sync import publisher as publisher_module
 from slime.backends.weight_sync.publisher import WeightPublisher
 from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
 from slime.utils import platform, tensor_wire
+from slime.utils.engine_client import EngineError
 
 WEIGHTS = [("a", torch.arange(4.0)), ("b", torch.arange(100.0)), ("c", torch.ones(3)), ("d", torch.ones(2))]
 
@@ -41,13 +45,13 @@ class FakeEngine:
         self.is_open = True
         self._note("begin")
 
-    def end_weight_update(self):
+    def end_weight_update(self, timeout_s=None):
         if not self.is_open:
-            raise RuntimeError("no window is open")
+            raise EngineError("no window is open", 400)
         self.is_open = False
         self._note("end")
 
-    def continue_generation(self):
+    def continue_generation(self, timeout_s=None):
         self.is_paused = False
         self._note("continue")
 
@@ -98,6 +102,38 @@ def test_after_a_failure_engines_go_on_and_the_next_update_works(step):
     publisher.update(WEIGHTS, "2")
     for engine in (broken, healthy):
         assert holds(engine, WEIGHTS) and engine.version == "2"
+
+
+def test_engine_that_is_gone_is_named_and_the_others_go_on():
+    class Gone(FakeEngine):
+        def _note(self, name):
+            raise EngineError(f"{name}: no connection")
+
+    gone, healthy = Gone("http://gone"), FakeEngine("http://healthy")
+    with pytest.raises(RuntimeError, match="no connection. Engines that do not answer any more: http://gone. Look at"):
+        publisher_for(gone, healthy).update(WEIGHTS, "1")
+    assert healthy.calls[-1] == "continue" and not healthy.is_open
+
+
+def test_engine_that_hangs_does_not_keep_the_others_from_going_on(monkeypatch):
+    release = threading.Event()
+
+    class Hanging(FakeEngine):
+        def update_weights_from_tensor(self, *args, **kwargs):
+            release.wait(20)
+
+        def end_weight_update(self, timeout_s=None):
+            raise EngineError("no answer")
+
+    hanging, healthy = Hanging("http://hanging"), FakeEngine("http://healthy")
+    monkeypatch.setattr(publisher_module, "REPLY_GRACE_S", 0.0)
+    transport = TensorTransport([hanging, healthy], timeout_s=0.2)
+    try:
+        with pytest.raises(RuntimeError, match="no answer from an engine within 0.2 s.* any more: http://hanging"):
+            WeightPublisher([transport], buffer_bytes=64, timeout_s=5).update(WEIGHTS, "1")
+        assert not healthy.is_paused and not healthy.is_open
+    finally:
+        release.set()
 
 
 def test_live_weights_are_not_moved_to_shared_memory():
