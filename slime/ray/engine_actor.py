@@ -35,15 +35,18 @@ class EngineActor:
             command = engine_command(self._args, rank=self._rank, host=host, port=port, base_device=self._base_device)
             self._process = supervise.start(command, self._log_path, env=engine_environment(self._args))
             url = f"http://{host}:{port}"
+            # Another process may have taken the port between the choice and the bind: ours ends, or that one answers.
             try:
                 self._wait_ready(url)
-                return url
             except RuntimeError:
-                # Another process may have taken the port between the choice and the bind.
                 taken = "address already in use" in supervise.log_tail(self._log_path).lower()
                 if not taken or attempt == _PORT_ATTEMPTS - 1:
                     raise
-        raise AssertionError("unreachable")
+                continue
+            if self._listens_at(port):
+                return url
+            self.stop()
+        raise RuntimeError(f"rollout engine {self._rank}: {_PORT_ATTEMPTS} ports in turn were taken by other processes")
 
     def _wait_ready(self, url: str) -> None:
         from slime.utils.engine_client import EngineClient
@@ -59,6 +62,17 @@ class EngineActor:
                 f"rollout engine {self._rank} at {url} did not become ready ({error}; waited {waited_s:.0f} s). "
                 f"End of its log {self._log_path}:\n{tail}"
             ) from None
+
+    def _listens_at(self, port: int) -> bool:
+        """Whether it is our server that answers at ``port``."""
+        import psutil
+
+        try:
+            server = psutil.Process(self._process.pid)
+            sockets = [at for p in (server, *server.children(recursive=True)) for at in p.net_connections("tcp")]
+        except psutil.NoSuchProcess:
+            return False
+        return any(at.status == psutil.CONN_LISTEN and at.laddr.port == port for at in sockets)
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
