@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 
 
 async def first_token_is_even(args, sample, **kwargs):
@@ -32,3 +34,10 @@ def drop_every_fifth_prompt(args, samples, **kwargs):
 
     keep = int(samples[0].label) % 5 != 0
     return DynamicFilterOutput(keep=keep, reason=None if keep else "fifth")
+
+
+def long_step_in_round_2(args, rollout_id, step_id, model, optimizer, lr_scheduler):
+    """Leaves a file in the run directory and takes its time, so that a test can act in the middle of training."""
+    if rollout_id == 2:
+        with open(os.path.join(args.run_dir, "training"), "w"):
+            time.sleep(3)

@@ -166,38 +166,44 @@ def test_killed_in_the_engine_the_driver_and_the_writing_trainer_each_prompt_end
     killed_and_continued(cluster, workspace, tmp_path, MORE_KILLS)
 
 
+NUM_ROUNDS = 8
+
+
 def exports(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / "hf" / name / "model.safetensors").read_bytes() for name in ("3", "5")}
+    return {name: (folder / "hf" / name / "model.safetensors").read_bytes() for name in ("3", "7")}
 
 
-def test_deterministic_run_that_was_killed_and_continued_ends_with_the_same_bits(cluster, workspace, tmp_path):
-    """Also when the engines batch differently, and with a reference that moved before the kill."""
+@pytest.mark.slow
+def test_deterministic_run_that_was_killed_three_times_ends_with_the_same_bits(cluster, workspace, tmp_path):
+    """Also when the engines batch differently, and with a reference that moved before the kill.
+
+    Killed are the driver in a save, then the trainer and the engine at random moments.
+    """
+    kills = (kill_in_a_save, kill_at_random(lambda folder: worker("TrainActor"), 3), kill_at_random(engine_process, 4))
     runs = {}
     for name, max_running in (("straight", 64), ("killed", 5)):
         folder = tmp_path / name
         flags = command(
             workspace,
             folder,
-            *("--prompt-data", workspace.data, "--deterministic-mode", "--num-rollout", 6, "--use-kl-loss"),
+            *("--prompt-data", workspace.data, "--deterministic-mode", "--num-rollout", NUM_ROUNDS, "--use-kl-loss"),
             *("--kl-loss-coef", 0.05, "--ref-update-interval", 1, "--global-batch-size", 8),
-            *("--lr-decay-style", "cosine"),
+            *("--lr-decay-style", "cosine", "--save", folder / "save"),
             *("--save-interval", 2, "--save-hf", folder / "hf" / "{rollout_id}"),
             *("--sglang-max-running-requests", max_running),
         )
-        process = launch(flags, address=cluster)
-        if name == "killed":
-            wait_for(lambda: rounds_ended(folder, 0) >= 3, "round 2, which comes after a save", process)  # noqa: B023
-            process.kill()
-            process.communicate(timeout=30)
+        for kill in (*(kills if name == "killed" else ()), None):
             process = launch(flags, address=cluster)
-        output = finish(process, KILL_DEADLINE_S)
-        assert process.returncode == 0, output[-4000:]
+            if kill is not None:
+                kill(process, folder)
+            output = finish(process, KILL_DEADLINE_S)
+            assert process.returncode in ((0,) if kill is None else (1, -signal.SIGKILL)), output[-4000:]
         assert ("next is round" in output) == (name == "killed")
         runs[name] = read_metrics(folder / "run"), exports(folder)
     (straight, weights), (killed, weights_again) = runs["straight"], runs["killed"]
     for metric in ("train/grad_norm", "train/kl_loss", "train/lr-pg_0", "rollout/raw_reward", "rollout/log_probs"):
         series = [[line[metric] for line in lines if metric in line] for lines in (straight, killed)]
-        assert len(series[0]) == (12 if metric.startswith("train/") else 6)
+        assert len(series[0]) == NUM_ROUNDS * (2 if metric.startswith("train/") else 1)
         assert series[0] == series[1], metric
     assert max(line["train/kl_loss"] for line in straight if "train/kl_loss" in line) > 0
     assert weights == weights_again

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.config import checkpoint_dirs
 from tests.e2e.conftest import base_flags, finish, launch, processes_of
 from tests.e2e.test_sync_loop import SMALL
 
@@ -17,11 +18,11 @@ REWARDS = "tests.e2e.hooks."
 INTERRUPT_DEADLINE_S = 10.0
 
 
-def wait_until(condition, what: str, deadline_s: float = 120.0):
+def wait_until(condition, what: str, deadline_s: float = 120.0, poll_s: float = 0.1):
     give_up_at = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < give_up_at, f"waited {deadline_s} s for {what}"
-        time.sleep(0.1)
+        time.sleep(poll_s)
     return value
 
 
@@ -92,24 +93,48 @@ def test_one_of_two_engines_that_dies_in_a_round_is_one_error_that_names_it(clus
     assert not processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_ends_everything_within_ten_seconds(workspace, tmp_path, signal_number):
-    flags = base_flags(workspace, tmp_path)
-    process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
+def while_training(directory: Path) -> None:
+    """A step of round 2 runs: the hook says so and takes its time."""
+    wait_until(lambda: (directory / "training").exists(), "training of round 2", poll_s=0.01)
+
+
+def while_saving(directory: Path) -> None:
+    save = str(directory / "checkpoints")
+    wait_until(lambda: checkpoint_dirs.tracked_round(save) == 1, "the checkpoint of round 1", poll_s=0.01)
+    wait_until(lambda: checkpoint_dirs.cut_short(save), "the next save", poll_s=0.002)
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "moment", "whole_group"),
+    [
+        (signal.SIGINT, while_training, True),  # what Ctrl-C in a terminal does
+        (signal.SIGINT, while_saving, False),
+        (signal.SIGTERM, while_saving, False),
+    ],
+)
+def test_interrupt_ends_everything_within_ten_seconds_and_keeps_the_checkpoint(
+    workspace, tmp_path, signal_number, moment, whole_group
+):
+    flags = [*base_flags(workspace, tmp_path), *SMALL, "--num-rollout", "5000", "--save-interval", 1]
+    if moment is while_training:
+        flags += ["--custom-megatron-before-train-step-hook-path", "tests.e2e.hooks.long_step_in_round_2"]
+    process = launch(flags, address=None)
     try:
-        wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
+        moment(tmp_path / "run")
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         assert len(family) > 6, "Ray, engine and router are running"
-        os.kill(process.pid, signal_number)
+        (os.killpg if whole_group else os.kill)(process.pid, signal_number)
         started = time.monotonic()
-        process.communicate(timeout=INTERRUPT_DEADLINE_S + 5)
+        output = process.communicate(timeout=INTERRUPT_DEADLINE_S + 5)[0]
         left = psutil.wait_procs(family, timeout=max(0.1, INTERRUPT_DEADLINE_S - (time.monotonic() - started)))[1]
     finally:
         if process.poll() is None:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 130 and "Traceback" not in output, output[-3000:]
     assert not left, [survivor.cmdline() for survivor in left]
     assert not processes_of(tmp_path)
+    kept = checkpoint_dirs.latest(str(tmp_path / "run" / "checkpoints"))
+    assert kept.rollout_id in ((1,) if moment is while_training else (1, 2))
 
 
 def test_killed_driver_leaves_no_server_behind(workspace, tmp_path):
