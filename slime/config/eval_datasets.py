@@ -7,6 +7,7 @@ None). It does not read the data.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -105,9 +106,11 @@ def _one(args: argparse.Namespace, entry: dict[str, Any], defaults: dict[str, An
 
 def _check_keys(mapping: dict, where: str, error: type[Exception]) -> None:
     """Refuse keys that a data set does not have."""
-    unknown = sorted(set(mapping) - set(FIELD_NAMES))
+    unknown = sorted(map(str, set(mapping) - set(FIELD_NAMES)))
     if unknown:
-        raise error(f"{where}: unknown key {', '.join(map(str, unknown))}; valid keys: {', '.join(FIELD_NAMES)}")
+        near = [(name, difflib.get_close_matches(name, FIELD_NAMES, n=1, cutoff=0.6)) for name in unknown]
+        named = ", ".join(name + (f" (did you mean {found[0]}?)" if found else "") for name, found in near)
+        raise error(f"{where}: unknown key {named}; valid keys: {', '.join(FIELD_NAMES)}")
 
 
 def _entries(datasets: Any, path: str) -> list[dict[str, Any]]:

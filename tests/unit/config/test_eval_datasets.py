@@ -86,9 +86,9 @@ def test_datasets_may_be_a_list_without_the_eval_key(parse, write, data):
         ({"datasets": [{"path": "p"}]}, ValueError, "needs a name"),
         ({"datasets": "p"}, TypeError, "must be a list or a mapping"),
         (
-            {"defaults": {"tempratur": 1}, "datasets": {"a": {"path": "p"}}},
+            {"defaults": {"something": 1}, "datasets": {"a": {"path": "p"}}},
             ValueError,
-            "unknown key tempratur; valid keys",
+            "unknown key something; valid keys",
         ),
         ({"datasets": {"a": {"path": "p", "tempratur": 1}}}, TypeError, "data set a: unknown key tempratur"),
         ({"datasets": {"a": {}}}, TypeError, "data set a has no path"),
@@ -104,6 +104,14 @@ def test_datasets_may_be_a_list_without_the_eval_key(parse, write, data):
 def test_mistakes_in_the_file_are_named(parse, write, content, error, message):
     with pytest.raises(error, match=message):
         parse("--eval-config", write(content))
+
+
+def test_fb_o05_unknown_default_gets_a_suggestion_and_each_set_keeps_its_stop(parse, write, data):
+    with pytest.raises(ValueError, match=r"defaults: unknown key temprature \(did you mean temperature\?\)"):
+        parse("--eval-config", write({"defaults": {"temprature": 0}, "datasets": {"a": {"path": data}}}))
+    sets = {"a": {"path": data, "stop": ["###"]}, "b": {"path": data}}
+    first, second = parse("--eval-config", write({"datasets": sets}), "--rollout-stop", "END").eval_datasets
+    assert (first.stop, second.stop) == (["###"], ["END"])
 
 
 def test_record_needs_only_name_and_path():

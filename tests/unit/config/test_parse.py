@@ -39,7 +39,7 @@ def test_allow_unknown_args_turns_unknown_flags_into_a_note():
 
 
 @pytest.mark.parametrize("words", [["--rollout-batch", "4"], ["--sglang-mem-fraction", "0.4"], ["--num-lay", "2"]])
-def test_flags_are_never_abbreviated(words):
+def test_fb_o04_flags_are_never_abbreviated(words):
     with pytest.raises(UserError, match="unknown flag"):
         parse_raw(words)
 
