@@ -170,7 +170,7 @@ def test_tokens_of_an_interrupted_request_carry_both_versions(api, other_model_d
     assert meta["finish_reason"]["type"] == "length"
 
 
-def test_new_version_alone_aborts_nothing(api):
+def test_fb_a23_new_version_alone_aborts_nothing(api):
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(api.generate, [i + 1], {"max_new_tokens": 400, "ignore_eos": True}) for i in range(4)]
         api.wait_for_running(4)

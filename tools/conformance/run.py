@@ -3,7 +3,8 @@
 Steps, each of which can be chosen with --only:
   compare  the same requests to both servers on the same weights; every difference in keys, types, token ids and log-probs
   suite    tests/engine against SGLang and against the embedded engine
-  grpo     two rounds of train.py with SGLang as the rollout engine, weight sync included
+  grpo     rounds of train.py with SGLang as the rollout engine, on slots of its own (weights by broadcast) and on the trainer's
+           (--colocate: weights through shared memory); after each sync its weights have the trainer's checksums
 --record writes SGLang's replies to tests/assets/sglang, which the default tests compare the embedded engine with.
 """
 
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,11 +30,13 @@ sys.path.insert(0, str(REPO))
 STEPS = ("compare", "suite", "grpo")
 START_DEADLINE_S = 900.0
 RECORDED = REPO / "tests/assets/sglang/replies.json"
+NUM_ROUNDS = 3
 GRPO = (
-    "--rollout-engine sglang --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --num-rollout 2 "
-    "--actor-num-gpus-per-node 1 --rollout-num-gpus 1 --lr 1e-3 --custom-rm-path tests.e2e.hooks.first_token_is_even "
-    "--sglang-context-length 512 --check-weight-update-equal"
+    "--rollout-engine sglang --rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 "
+    f"--num-rollout {NUM_ROUNDS} --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --lr 1e-3 "
+    "--custom-rm-path tests.e2e.hooks.first_token_is_even --sglang-context-length 512 --check-weight-update-equal"
 )
+PLACEMENTS = {"separate": [], "colocated": ["--colocate"]}
 
 
 def main() -> int:
@@ -66,7 +70,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sglang-url", help="a running SGLang to use, which serves WORK_DIR/model")
     parser.add_argument("--record", action="store_true", help=f"write {RECORDED.relative_to(REPO)}")
     parser.add_argument("--work-dir", help="keep models and logs there")
-    parser.add_argument("--pytest-args", nargs="*", default=[], help="further arguments of pytest")
+    parser.add_argument(
+        "--pytest-args", type=shlex.split, default=[], help="further arguments of pytest: --pytest-args='-k generate'"
+    )
     args = parser.parse_args()
     args.sglang_python = os.path.abspath(args.sglang_python)
     return args
@@ -204,26 +210,28 @@ def suite(name: str, url: str | None, model: Path, other: Path, pytest_args: lis
 
 
 def grpo(python: str, model: Path, work: Path) -> list[str]:
-    """Run a short job with SGLang as the rollout engine. Returns what is wrong with what it left."""
+    """Run a short job with SGLang as the rollout engine in each placement. Returns what is wrong with what they left."""
     data = work / "data.jsonl"
     rows = [{"prompt": f"copy {index:04d}=", "label": f"{index:04d}"} for index in range(32)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    name = f"conformance-{os.getpid()}"
     command = [sys.executable, "train.py", *GRPO.split(), "--sglang-python", python, "--hf-checkpoint", str(model)]
-    command += ["--prompt-data", str(data), "--output-dir", str(work / "outputs"), "--run-name", name]
+    command += ["--prompt-data", str(data), "--output-dir", str(work / "outputs")]
+    return [text for name, flags in PLACEMENTS.items() for text in grpo_job(name, [*command, *flags], work)]
+
+
+def grpo_job(name: str, command: list[str], work: Path) -> list[str]:
+    run_name = f"{name}-{os.getpid()}"
     started = time.monotonic()
-    status = subprocess.run(
-        command, env=dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPO)), timeout=900
-    ).returncode
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(REPO))
+    status = subprocess.run([*command, "--run-name", run_name], env=environment, timeout=900).returncode
     if status:
-        return [f"grpo: train.py ended with status {status}"]
-    lines = [json.loads(line) for line in (work / "outputs" / name / "metrics.jsonl").read_text().splitlines()]
-    gaps = [
-        line["train/train_rollout_logprob_abs_diff"] for line in lines if "train/train_rollout_logprob_abs_diff" in line
-    ]
-    print(f"grpo: 2 rounds in {time.monotonic() - started:.0f} s, log-prob gaps {gaps}", flush=True)
-    if len(gaps) != 2 or max(gaps) > 1e-3:
-        return [f"grpo: log-prob gaps between trainer and SGLang {gaps}, expected two below 1e-3"]
+        return [f"grpo, {name}: train.py ended with status {status}"]
+    lines = [json.loads(line) for line in (work / "outputs" / run_name / "metrics.jsonl").read_text().splitlines()]
+    key = "train/train_rollout_logprob_abs_diff"
+    gaps = [line[key] for line in lines if key in line]
+    print(f"grpo, {name}: {len(gaps)} rounds in {time.monotonic() - started:.0f} s, log-prob gaps {gaps}", flush=True)
+    if len(gaps) != NUM_ROUNDS or max(gaps) > 1e-3:
+        return [f"grpo, {name}: log-prob gaps between trainer and SGLang {gaps}, expected {NUM_ROUNDS} below 1e-3"]
     return []
 
 
