@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -80,6 +81,9 @@ def _write(gguf: Path, out: Path, dtype: str) -> None:
     model.config._name_or_path = ""
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    mode = stat.S_IMODE((out / "config.json").stat().st_mode)
+    for path in out.glob("*.safetensors"):  # the library makes them readable by their owner alone
+        path.chmod(mode)
 
 
 def _check_ordinary(folder: Path) -> None:
