@@ -42,6 +42,7 @@ PLACEMENTS = {"separate": [], "colocated": ["--colocate"]}
 def main() -> int:
     args = parse()
     os.chdir(REPO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are ended on the way out
     with tempfile.TemporaryDirectory(prefix="slime-conformance-") as folder:
         work = Path(args.work_dir or folder)
         work.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,30 @@ def test_reward_of_a_group(make_args):
     assert run(batched_async_rm(args, samples)) == [0, 0.5, 1]
 
 
+@pytest.mark.parametrize("num_players", [1, 2, 3, 4, 5, 6, 7, 8, 11])
+def test_fb_a26_tournament_lets_the_best_win_whatever_the_number(num_players):
+    """Players are seeded by their strength; those of the lowest number have the bye."""
+    matches = []
+
+    async def beats(a, b):
+        matches.append((a + 1, b + 1))
+        return a < b
+
+    ranks = run(load_function(hook("reward_tournament.py:tournament"))(num_players, beats))
+    assert ranks[0] == 0 and ranks.count(0) == 1 and len(matches) == num_players - 1
+    if num_players == 6:
+        assert matches[:2] == [(3, 6), (4, 5)]  # 1 and 2 have a bye
+        assert ranks == [0, 1, 2, 2, 3, 3]
+
+
+def test_fb_a26_rewards_of_a_tournament_add_up_to_zero(make_args):
+    args = make_args(custom_rm_path=hook("reward_tournament.py"), group_rm=True)
+    samples = [sample(text, index=i) for i, text in enumerate(["1", "long 12 3456", "22", "nothing", "a 123", "xy"])]
+    rewards = run(batched_async_rm(args, samples))
+    assert rewards.index(max(rewards)) == 1 and sum(rewards) == pytest.approx(0)
+    assert run(batched_async_rm(args, samples[:1])) == [0]
+
+
 def test_reward_class(make_args):
     args = make_args(custom_rm_path=hook("reward_class.py"), rm_model_path="judge")
     assert run(batched_async_rm(args, [sample("abc "), sample("1")])) == [0.75, 0]

@@ -179,7 +179,7 @@ def test_pass_rates_count_a_split_execution_once_and_allow_uneven_groups():
     )
 
 
-def test_raw_reward_in_metadata_decides_what_is_correct():
+def test_fb_r10_raw_reward_in_metadata_decides_what_is_correct_also_when_it_is_zero():
     samples = [make_sample(0.3, 5, metadata={"raw_reward": 1.0}), make_sample(1.0, 9, metadata={"raw_reward": 0.0})]
     metrics = compute_rollout_metrics(make_args(log_correct_samples=True), samples, 1.0)
     assert with_prefix(metrics, "correct_length/") == {f"correct_length/p{p}": 5 for p in (25, 50, 75, 100)}
