@@ -88,12 +88,8 @@ def kill_trainer_in_a_save(process, folder: Path) -> None:
     victim.kill()
 
 
-#: What the slow test adds to KILLS: the engine, the driver at no special moment, the trainer while it writes.
-MORE_KILLS = (
-    kill_at_random(engine_process, 3),
-    kill_at_random(driver, 4),
-    kill_trainer_in_a_save,
-)
+#: What the slow test adds to KILLS: the driver at no special moment, the trainer while it writes.
+MORE_KILLS = (kill_at_random(driver, 4), kill_trainer_in_a_save)
 
 
 def final_state(folder: Path) -> dict:
@@ -160,9 +156,7 @@ def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, worksp
 
 
 @pytest.mark.slow
-def test_killed_in_the_engine_the_driver_and_the_writing_trainer_each_prompt_ends_exactly_once(
-    cluster, workspace, tmp_path
-):
+def test_killed_in_the_driver_and_the_writing_trainer_each_prompt_ends_exactly_once(cluster, workspace, tmp_path):
     killed_and_continued(cluster, workspace, tmp_path, MORE_KILLS)
 
 

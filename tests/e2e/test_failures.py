@@ -108,7 +108,6 @@ def while_saving(directory: Path) -> None:
     ("signal_number", "moment", "whole_group"),
     [
         (signal.SIGINT, while_training, True),  # what Ctrl-C in a terminal does
-        (signal.SIGINT, while_saving, False),
         (signal.SIGTERM, while_saving, False),
     ],
 )

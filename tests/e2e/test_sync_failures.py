@@ -63,8 +63,4 @@ def test_fb_a24_engine_that_fails_in_a_weight_update_ends_the_run_and_no_checkpo
     assert "Traceback" not in output
     assert time.monotonic() - started < 60 * UPDATE_DEADLINE_MINUTES + 25
     assert not processes_of(tmp_path)
-    latest = checkpoint_dirs.latest(str(tmp_path / "run" / "checkpoints"))
-    assert latest.rollout_id == 1
-    if signal_number == signal.SIGKILL:
-        output = finish(launch(flags, address=cluster))
-        assert "next is round 2" in output and output.splitlines()[-1].startswith("round 3/3"), output[-3000:]
+    assert checkpoint_dirs.latest(str(tmp_path / "run" / "checkpoints")).rollout_id == 1
