@@ -156,10 +156,8 @@ def _optional_columns(args, samples: list[Sample], loss_masks: list[list[int]]) 
     for name in ("rollout_log_probs", "teacher_log_probs"):
         if any(getattr(sample, name) is not None for sample in samples):
             columns[name] = _token_column(samples, name, loss_masks)
-    if any(sample.rollout_routed_experts is not None for sample in samples):
-        columns["rollout_routed_experts"] = [sample.rollout_routed_experts for sample in samples]
     if args.use_rollout_routing_replay:
-        check_routed_experts(args, samples)
+        columns["rollout_routed_experts"] = routed_experts(args, samples, loss_masks)
     if any(sample.train_metadata is not None for sample in samples):
         columns["metadata"] = [sample.train_metadata for sample in samples]
     if any("round_number" in (sample.metadata or {}) for sample in samples):
@@ -197,27 +195,41 @@ def _top_p_columns(samples: list[Sample]) -> dict[str, list]:
     }
 
 
-def check_routed_experts(args, samples: list[Sample]) -> None:
-    """Check recorded expert ids for routing replay: shape, non-empty, and every MoE layer present.
+def routed_experts(args, samples: list[Sample], loss_masks: list[list[int]]) -> list[torch.Tensor]:
+    """Return the experts of each sample's tokens as the engine reported them, int16 [at most tokens - 1, layers, top-k].
+
+    Only samples that are not trained may lack them.
 
     Raises:
-        ValueError: names the sample and the layers whose ids are all zero (a pipeline stage that sent nothing).
+        ValueError: names the sample and what is wrong: shape, ids, layers with experts whose ids are all zero (a pipeline
+            stage that sent nothing).
     """
-    expected_moe = [i for i, is_moe in enumerate(moe_layers(args.moe_layer_freq, args.num_layers)) if is_moe]
-    for sample in samples:
+    layers = [i for i, is_moe in enumerate(moe_layers(args.moe_layer_freq, args.num_layers)) if is_moe]
+    column = []
+    for sample, mask in zip(samples, loss_masks, strict=True):
+        if sample.rollout_routed_experts is None and not any(mask):
+            column.append(torch.zeros(0, args.num_layers, args.moe_router_topk, dtype=torch.int16))
+            continue
         if sample.rollout_routed_experts is None:
-            raise ValueError(f"--use-rollout-routing-replay: sample {sample.index} has no rollout_routed_experts")
-        experts = torch.as_tensor(sample.rollout_routed_experts)
-        wanted = (args.num_layers, args.moe_router_topk)
-        if experts.dim() != 3 or tuple(experts.shape[1:]) != wanted or not len(experts):
             raise ValueError(
-                f"--use-rollout-routing-replay: sample {sample.index} has routed experts of shape {tuple(experts.shape)}, "
-                f"expected [tokens - 1 >= 1, {wanted[0]}, {wanted[1]}]"
+                f"--use-rollout-routing-replay: sample {sample.index} has no rollout_routed_experts; a generate function "
+                "of your own must ask for them (return_routed_experts) and pass meta_info to append_response_tokens"
             )
-        if args.moe_router_topk > 1:
-            seen = experts.ne(0).any(dim=2).any(dim=0)
-            missing = [layer for layer in expected_moe if not bool(seen[layer])]
-            if missing:
-                raise ValueError(
-                    f"--use-rollout-routing-replay: sample {sample.index} has only zero expert ids in MoE layers {missing}"
-                )
+        experts = torch.as_tensor(sample.rollout_routed_experts)
+        problem = _problem_with_experts(args, experts, layers)
+        if problem:
+            raise ValueError(f"--use-rollout-routing-replay: sample {sample.index} {problem}")
+        column.append(experts.to(torch.int16))
+    return column
+
+
+def _problem_with_experts(args, experts: torch.Tensor, layers: list[int]) -> str | None:
+    wanted = (args.num_layers, args.moe_router_topk)
+    if experts.dim() != 3 or tuple(experts.shape[1:]) != wanted or not len(experts):
+        shape = tuple(experts.shape)
+        return f"has routed experts of shape {shape}, expected [tokens - 1 >= 1, {wanted[0]}, {wanted[1]}]"
+    if int(experts.min()) < 0 or int(experts.max()) >= args.num_experts:
+        return f"has expert ids {int(experts.min())}..{int(experts.max())}, the model has {args.num_experts}"
+    seen = experts.ne(0).any(dim=2).any(dim=0)
+    missing = [layer for layer in layers if not bool(seen[layer])] if args.moe_router_topk > 1 else []
+    return f"has only zero expert ids in MoE layers {missing}" if missing else None

@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class PackedColumn:
-    """Equal-dtype 1-D tensors as one array: row i is ``values[sum(lengths[:i]) :][: lengths[i]]``.
+    """Tensors that differ in their first dimension as one array: row i is ``values[sum(lengths[:i]) :][: lengths[i]]``.
 
     Example:
         [tensor([7, 8]), tensor([9])] -> PackedColumn(values=[7, 8, 9], lengths=[2, 1])
@@ -30,7 +30,7 @@ class PackedColumn:
 
 
 def pack(shard: dict[str, Any]) -> dict[str, Any]:
-    """Replace every column of 1-D tensors of one dtype; other values stay as they are."""
+    """Replace every column of tensors of one dtype and one shape but for the length; other values stay as they are."""
     return {name: _packed(value) if _is_ragged_column(value) else value for name, value in shard.items()}
 
 
@@ -42,8 +42,10 @@ def unpack(shard: dict[str, Any]) -> dict[str, Any]:
 def _is_ragged_column(value: Any) -> bool:
     if not isinstance(value, list) or not value or not all(isinstance(row, torch.Tensor) for row in value):
         return False
-    dtype = value[0].dtype
-    return dtype != torch.bfloat16 and all(row.dim() == 1 and row.dtype == dtype for row in value)
+    dtype, shape = value[0].dtype, value[0].shape[1:]
+    if dtype == torch.bfloat16 or value[0].dim() == 0:
+        return False
+    return all(row.dim() > 0 and row.shape[1:] == shape and row.dtype == dtype for row in value)
 
 
 def _packed(rows: list[torch.Tensor]) -> PackedColumn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+_REPLAYS = ("use_rollout_routing_replay", "use_routing_replay")
 _NEEDS_EXPERTS = ("moe_router_enable_expert_bias", "moe_aux_loss_coeff", "moe_z_loss_coeff")
 
 
@@ -19,13 +20,16 @@ def problems(args, given: set[str]) -> Iterator[str]:
         return
     yield from _router(args)
     yield from _layout(args)
+    if args.use_routing_replay:
+        yield from _replay(args)
 
 
 def _without_experts(args) -> Iterator[str]:
     if args.expert_model_parallel_size > 1:
         yield f"--expert-model-parallel-size {args.expert_model_parallel_size}: the model has no experts"
-    for dest in _NEEDS_EXPERTS:
-        if getattr(args, dest):
+    for dest in (*_NEEDS_EXPERTS, *_REPLAYS):
+        implied = dest == "use_routing_replay" and args.use_rollout_routing_replay
+        if getattr(args, dest) and not implied:
             yield f"--{dest.replace('_', '-')}: the model has no experts"
 
 
@@ -58,4 +62,19 @@ def _layout(args) -> Iterator[str]:
         yield (
             f"--expert-model-parallel-size {expert} x --expert-tensor-parallel-size {expert_tensor} x "
             f"--pipeline-model-parallel-size {pipeline} = {block} does not divide the trainer's {args.world_size} slots"
+        )
+
+
+def _replay(args) -> Iterator[str]:
+    flag = "--use-rollout-routing-replay" if args.use_rollout_routing_replay else "--use-routing-replay"
+    if args.moe_router_fusion:
+        yield f"{flag} with --moe-router-fusion: a fused router cannot be told which experts to take"
+    if args.use_rollout_routing_replay:
+        return
+    if args.loss_type != "policy_loss":
+        yield f"{flag} with --loss-type {args.loss_type}: no pass before training records experts"
+    elif args.use_rollout_logprobs and not args.get_mismatch_metrics:
+        yield (
+            f"{flag} with --use-rollout-logprobs: no pass before training records experts; "
+            "--use-rollout-routing-replay takes the engine's"
         )

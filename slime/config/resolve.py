@@ -214,6 +214,8 @@ def algorithm_values(run: Run) -> None:
         run.assume("normalize_advantages", True, f"--normalize-advantages is on: {args.advantage_estimator} needs it")
     if args.balance_by_flops:
         args.balance_data = True
+    if args.use_rollout_routing_replay:
+        args.use_routing_replay = True
     if args.log_probs_max_tokens_per_gpu is None:
         args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
     if args.kl_loss_coef != 0 and not args.use_kl_loss:

@@ -26,7 +26,6 @@ UNBUILT: dict[str, Unbuilt] = {
         "on-policy distillation is not built yet", "use_opd", "opd_type", "opd_teacher_load", "opd_teacher_ckpt_step"
     ),
     **_all("the trainer keeps only the actor and the reference; a kept old actor is not built yet", "keep_old_actor"),
-    **_all("routing replay is not built yet", "use_routing_replay", "use_rollout_routing_replay"),
     "rollout_top_p": ("replaying the kept tokens in the trainer is not built yet: only 1.0 works", None),
     "update_weight_mode": ("delta updates are not built yet", ("delta",)),
     "update_weight_transport": ("the disk transport is not built yet", ("disk",)),

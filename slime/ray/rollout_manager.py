@@ -55,6 +55,7 @@ class RolloutManager:
                 from slime.ray.rollout_server import RolloutServer
 
                 self._server = RolloutServer(args, self._slots, self._host)
+                self._note_router()
             self._load_functions()
             if self._server is not None:
                 self._server.wait_ready()
@@ -66,6 +67,13 @@ class RolloutManager:
             raise
         gc.freeze()  # what lives until the end (libraries, prompts) need not be searched for garbage in every round
         return self._info()
+
+    def _note_router(self) -> None:
+        fields = self._server.router.kept_fields
+        if fields:
+            self._notes.append(
+                f"requests go through the pass-through router: the sglang-router drops {', '.join(fields)}"
+            )
 
     def _load_functions(self) -> None:
         from slime.rollout.data_source import create_data_source

@@ -1,6 +1,6 @@
-"""The router in front of a model's engines: the real sglang-router, started through its Python API.
+"""The router in front of a model's engines: the real sglang-router, started through its Python API, or ours.
 
-Its own retries are off: the rollout client decides what is sent again. Workers are managed with POST/GET/DELETE ``/workers``.
+Ours passes bodies through untouched and serves runs whose requests have fields that the sglang-router drops. Retries are off: the rollout client decides what is sent again. Workers are managed with POST/GET/DELETE ``/workers``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Router:
         self.port = 0
         self._process: supervise.Supervised | None = None
         self._log_path = os.path.join(args.run_dir, "logs", "router.log")
+        self.kept_fields = fields_to_keep(args)
+        self._module = "slime.ray.pass_through_router" if self.kept_fields else "slime.ray.router_main"
 
     @property
     def url(self) -> str:
@@ -51,7 +53,7 @@ class Router:
                 "disable_circuit_breaker": True,
                 "disable_health_check": True,
             }
-            command = [sys.executable, "-m", "slime.ray.router_main", json.dumps(fields)]
+            command = [sys.executable, "-m", self._module, json.dumps(fields)]
             self._process = supervise.start(command, self._log_path)
             if self._wait_alive():
                 return
@@ -95,3 +97,8 @@ class Router:
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()
+
+
+def fields_to_keep(args) -> list[str]:
+    """Return the request fields of this run that the sglang-router would drop without a word."""
+    return ["return_routed_experts"] if args.use_rollout_routing_replay else []

@@ -216,6 +216,8 @@ async def generate_single(
         "sampling_params": {**params, "max_new_tokens": budget},
         "return_logprob": True,
     }
+    if args.use_rollout_routing_replay:
+        payload["return_routed_experts"] = True
     with observed_posts(None):
         output = await post(get_model_url(args), payload)
     text = _record(GenerateState(args).tokenizer, chain, context, output)

@@ -51,7 +51,7 @@ class MegatronActor:
         self._where = (rank, world_size, master_addr, master_port)
         self._timers = Timers()
         self.model: list = []
-        self.optimizer = self.scheduler = self.runner = self.backup = self.offload = None
+        self.optimizer = self.scheduler = self.runner = self.backup = self.offload = self.routing = None
         self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
         self._read_tokens = 0  # that the last training pass ran through the model
 
@@ -86,6 +86,7 @@ class MegatronActor:
 
     def _build(self) -> None:
         from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils.expert_routing import ExpertRouting
         from slime.backends.megatron_utils.model_provider import build_model
         from slime.backends.megatron_utils.offload import Offload
         from slime.backends.megatron_utils.train_step import StepRunner
@@ -95,11 +96,19 @@ class MegatronActor:
         optimizer.freeze_parameters(self.args, bare)
         self.model = [optimizer.wrap_model(self.args, bare)]
         self.backup = WeightBackup(self.model)
+        self.routing = ExpertRouting(self.args, self.model, self.role)
         if self.args.num_rollout > 0:
             self.optimizer = optimizer.build_optimizer(self.args, self.model)
             self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
             self.runner = StepRunner(
-                self.args, self.model, self.optimizer, self.scheduler, self.role, self.progress, self._timers
+                self.args,
+                self.model,
+                self.optimizer,
+                self.scheduler,
+                self.role,
+                self.progress,
+                self._timers,
+                self.routing,
             )
         self.offload = Offload(self.model, self.optimizer)
 
@@ -211,6 +220,7 @@ class MegatronActor:
         return data, batches
 
     def _forward_passes(self, data: dict, batches) -> None:
+        self.routing.forget()
         if "ref" in self.backup.tags():
             data.update(self._log_probs_of("ref", "ref_", batches))
         needed = not self.args.use_rollout_logprobs or self.args.get_mismatch_metrics
@@ -226,7 +236,8 @@ class MegatronActor:
             hook = self.args.custom_megatron_before_log_prob_hook_path
             if hook is not None:
                 load_function(hook)(self.args, self.model, prefix)
-            columns = log_prob_pass(self.args, self.model, batches, with_entropy=with_entropy)
+            routing = self.routing if tag == "actor" else None
+            columns = log_prob_pass(self.args, self.model, batches, with_entropy=with_entropy, routing=routing)
         return {f"{prefix}{name}": column for name, column in columns.items()}
 
     def _run_steps(self, rollout_id: int, data: dict, batches) -> dict[int, dict[str, float]]:

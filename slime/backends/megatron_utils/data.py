@@ -198,10 +198,10 @@ class ShardBatches:
 
 
 def to_device(shard: dict, where: torch.device) -> dict:
-    """Return the shard with per-token columns on the device; tokens stay, they are packed on the CPU."""
+    """Return the shard with per-token columns on the device; tokens and experts stay, they are laid out on the CPU."""
     moved = dict(shard)
     for key, value in shard.items():
-        if key in ("tokens", *WHOLE_BATCH_KEYS):
+        if key in ("tokens", "rollout_routed_experts", *WHOLE_BATCH_KEYS):
             continue
         if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
             moved[key] = [v.to(where) for v in value]

@@ -6,10 +6,13 @@ evaluation mode and return one CPU-independent tensor per sample in shard order 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 
 from slime.algorithms.logprobs import keep_mask, log_probs_and_entropy
 from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
+from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
 
 
@@ -88,20 +91,24 @@ def _tensor_rank_reductions():
 
 @torch.no_grad()
 def log_prob_pass(
-    args, model: list, batches: ShardBatches, *, with_entropy: bool = False
+    args, model: list, batches: ShardBatches, *, with_entropy: bool = False, routing: ExpertRouting | None = None
 ) -> dict[str, list[torch.Tensor]]:
     """Run the model forward over the whole shard.
 
+    Args:
+        routing: of the model, when its experts are to be recorded or replayed.
     Returns: {"log_probs": [one [L_i] tensor per sample], and "entropy" when asked for} on the last stage, {} elsewhere.
     """
     from megatron.core import parallel_state as mpu
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    work = batches.make(_pass_indices(args, batches.data))
+    keep = routing is not None and routing.keeps_micro_batches
+    work = batches.make(batches.data["micro_batch_indices"] if keep else _pass_indices(args, batches.data))
 
     def forward_step(iterator, chunk):
         batch = next(iterator)
-        logits = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, batch.rows)
+        with nullcontext() if routing is None else routing.old_policy(batch, batches.data):
+            logits = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, batch.rows)
 
         def collect(output, non_loss_data):
             values = response_log_probs(

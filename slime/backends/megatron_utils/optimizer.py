@@ -13,6 +13,7 @@ import torch
 
 from slime.backends.megatron_utils import optimizer_fixes
 from slime.backends.megatron_utils.model_config import DTYPES
+from slime.backends.megatron_utils.parameters import is_expert
 
 
 def freeze_parameters(args, model: torch.nn.Module) -> None:
@@ -49,6 +50,10 @@ def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
     from megatron.core.transformer.module import Float16Module
 
     config = model.config
+    for name, parameter in model.named_parameters():
+        if is_expert(name):
+            # Also on one expert rank, as on several: then a checkpoint's optimizer has the same parts on every layout.
+            parameter.allreduce = False
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
     ddp_config = DistributedDataParallelConfig(

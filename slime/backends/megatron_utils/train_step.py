@@ -14,6 +14,7 @@ import torch
 from slime.backends.megatron_utils import loss as losses
 from slime.backends.megatron_utils import metrics as metrics_module
 from slime.backends.megatron_utils.data import MicroBatch
+from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.log_probs import is_last_stage
 from slime.backends.megatron_utils.model_provider import forward_logits
 from slime.observability.progress import Progress
@@ -36,8 +37,19 @@ class StepReport:
 class StepRunner:
     """Runs the optimizer steps of one model; holds what does not change between them."""
 
-    def __init__(self, args, model: list, optimizer, scheduler, role: str, progress: Progress, timers: Timers):
+    def __init__(
+        self,
+        args,
+        model: list,
+        optimizer,
+        scheduler,
+        role: str,
+        progress: Progress,
+        timers: Timers,
+        routing: ExpertRouting,
+    ):
         self.args, self.model, self.optimizer, self.scheduler = args, model, optimizer, scheduler
+        self.routing = routing
         self.role, self._progress, self._timers = role, progress, timers
         self.loss_function = losses.loss_function_for(args, role)
 
@@ -59,6 +71,7 @@ class StepRunner:
         report = self._summarise(results, data, global_batch_size)
         report.skipped = outcome is None
         report.metrics.update(self._optimizer_metrics(outcome, global_batch_size))
+        report.metrics.update(self.routing.end_step(len(batches)))
         return report
 
     def _zero_grads(self) -> None:
@@ -76,7 +89,8 @@ class StepRunner:
         def forward_step(iterator, chunk):
             batch = next(iterator)
             rows = None if whole_stream else batch.rows
-            output = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, rows)
+            with self.routing.training(batch, data):
+                output = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, rows)
 
             def loss_of(output):
                 result = self._loss(batch, data, output)

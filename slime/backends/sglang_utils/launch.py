@@ -81,6 +81,8 @@ def _embedded_command(args, *, rank: int, host: str, port: int) -> list[str]:
     for name in ("enable_deterministic_inference", "disable_radix_cache", "incremental_streaming_output"):
         if getattr(args, f"sglang_{name}"):
             command.append("--" + name.replace("_", "-"))
+    if args.use_rollout_routing_replay:
+        command.append("--enable-return-routed-experts")
     return command
 
 
@@ -97,6 +99,7 @@ def _sglang_command(args, *, rank: int, host: str, port: int, base_device: int) 
         "enable_metrics": True,
         **({"base_gpu_id": base_device} if args.has_gpu else CPU_FLAGS),
         **_offload_flags(args, rank),
+        "enable_return_routed_experts": args.use_rollout_routing_replay,
         **args.sglang_given,
     }
     return [args.sglang_python or sys.executable, "-m", "sglang.launch_server", *flag_words(flags)]

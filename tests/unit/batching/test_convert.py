@@ -14,7 +14,8 @@ def make_args(**changes):
     values = dict(
         reward_key=None, advantage_estimator="grpo", rewards_normalization=True, grpo_std_normalization=False,
         n_samples_per_prompt=2, custom_reward_post_process_path=None, custom_convert_samples_to_train_data_path=None,
-        rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, moe_router_topk=2, moe_layer_freq=1,
+        rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, num_experts=4,
+        moe_router_topk=2, moe_layer_freq=1,
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -110,3 +111,32 @@ def test_routing_replay_names_the_empty_layer():
     samples = [make_sample(0, rollout_routed_experts=experts)]
     with pytest.raises(ValueError, match=r"MoE layers \[1\]"):
         convert_samples_to_train_data(make_args(use_rollout_routing_replay=True), samples)
+
+
+REPLAY = dict(use_rollout_routing_replay=True)
+
+
+def with_experts(index: int, **changes) -> Sample:
+    return make_sample(index, rollout_routed_experts=[[[1, 2], [3, 0]]] * 4, **changes)
+
+
+def test_routed_experts_travel_and_samples_out_of_the_loss_may_lack_them():
+    samples = [with_experts(0), make_sample(1, reward=0.0, remove_sample=True)]
+    column = convert_samples_to_train_data(make_args(**REPLAY), samples)["rollout_routed_experts"]
+    assert [list(experts.shape) for experts in column] == [[4, 2, 2], [0, 2, 2]]
+    assert column[0][3].tolist() == [[1, 2], [3, 0]]
+    assert "rollout_routed_experts" not in convert_samples_to_train_data(make_args(), samples)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        (None, "sample 1 has no rollout_routed_experts"),
+        ([[[1, 2]]] * 4, r"sample 1 has routed experts of shape \(4, 1, 2\)"),
+        ([[[1, 2], [4, 0]]] * 4, "sample 1 has expert ids 0..4, the model has 4"),
+    ],
+)
+def test_routed_experts_that_do_not_fit_are_named(experts, message):
+    samples = [with_experts(0), make_sample(1, reward=0.0, rollout_routed_experts=experts)]
+    with pytest.raises(ValueError, match=message):
+        convert_samples_to_train_data(make_args(**REPLAY), samples)

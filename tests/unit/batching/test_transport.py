@@ -13,7 +13,8 @@ def make_shard():
         "rollout_log_probs": [torch.tensor([-0.5]), torch.tensor([-1.0, -2.0]), torch.tensor([])],
         "rollout_mask_sums": torch.tensor([1.0, 2.0]),
         "rewards": [0.5, -0.5, 0.0],
-        "images": [torch.zeros(2, 2), torch.zeros(1, 2)],
+        "experts": [torch.ones(2, 3, 2, dtype=torch.int16), torch.zeros(0, 3, 2, dtype=torch.int16)],
+        "images": [torch.zeros(2, 2), torch.zeros(1, 3)],
         "mixed": [torch.tensor([1]), None, torch.tensor([2])],
         "empty": [],
     }
@@ -23,18 +24,19 @@ def test_shard_is_the_same_after_packing_pickling_and_unpacking():
     shard = make_shard()
     received = unpack(pickle.loads(pickle.dumps(pack(shard))))
     assert received.keys() == shard.keys()
-    for name in ("tokens", "rollout_log_probs", "images"):
+    for name in ("tokens", "rollout_log_probs", "images", "experts"):
         assert [row.dtype for row in received[name]] == [row.dtype for row in shard[name]]
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(received[name], shard[name], strict=True))
     assert received["rewards"] == shard["rewards"] and received["empty"] == []
     assert received["mixed"][1] is None and torch.equal(received["rollout_mask_sums"], shard["rollout_mask_sums"])
 
 
-def test_only_ragged_columns_of_one_dtype_are_packed():
+def test_only_columns_of_one_dtype_that_differ_in_length_are_packed():
     packed = pack(make_shard())
     assert {name for name, value in packed.items() if isinstance(value, PackedColumn)} == {
         "tokens",
         "rollout_log_probs",
+        "experts",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -24,8 +25,10 @@ EXPERTS = {
 def parse_experts(make_model, data):
     """Parse flags for a model with experts; `changes` edit its config.json."""
 
+    numbers = itertools.count()
+
     def run(*words: str, **changes):
-        model = make_model("experts", **{**EXPERTS, **changes})
+        model = make_model(f"experts-{next(numbers)}", **{**EXPERTS, **changes})
         return parse_args(["--hf-checkpoint", model, "--prompt-data", data, *words])
 
     return run
@@ -119,3 +122,27 @@ def test_model_scripts_fit_their_models(parse_experts, name):
         intermediate_size=3 * hidden, vocab_size=151936, rms_norm_eps=1e-6, rope_theta=1000000,
     )  # fmt: skip
     assert args.moe_layer_freq == [1] * layers
+
+
+def test_replay_of_the_engine_s_experts_implies_replay(parse_experts):
+    args = parse_experts("--use-rollout-routing-replay")
+    assert args.use_routing_replay
+    assert not parse_experts("--use-routing-replay").use_rollout_routing_replay
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--use-routing-replay --use-rollout-logprobs", "--use-rollout-routing-replay takes the engine's"),
+        ("--use-routing-replay --loss-type sft_loss", "no pass before training records experts"),
+    ],
+)
+def test_replay_without_a_source_is_refused(parse_experts, flags, message):
+    with pytest.raises(UserError, match=message):
+        parse_experts(*flags.split())
+
+
+@pytest.mark.parametrize("flag", ["--use-routing-replay", "--use-rollout-routing-replay"])
+def test_a_dense_model_replays_no_experts(parse, flag):
+    with pytest.raises(UserError, match=f"^{flag}: the model has no experts$"):
+        parse(flag)

@@ -1,0 +1,67 @@
+"""What reaches an engine through each router: the reason for ours. When the sglang-router passes the field, ours can go."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from slime.ray.router import Router
+
+BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}, "return_routed_experts": True}
+
+
+class FakeEngine(BaseHTTPRequestHandler):
+    """Says that it is well and remembers what /generate was sent."""
+
+    received: list[dict] = []
+
+    def do_GET(self) -> None:
+        self._answer({"model_path": "m", "tp_size": 1, "version": "0.5.23", "status": "ready"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.received.append(body)
+        self._answer({"text": "", "meta_info": {}})
+
+    def _answer(self, body: dict) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def engine():
+    FakeEngine.received = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.mark.parametrize("replays", [True, False], ids=["pass-through", "sglang-router"])
+def test_the_field_of_routing_replay_reaches_the_engine_through_our_router_only(engine, tmp_path, replays):
+    args = SimpleNamespace(
+        run_dir=str(tmp_path), router_given={}, router_policy="round_robin", router_log_level="warn",
+        sglang_router_request_timeout_secs=30, use_rollout_routing_replay=replays,
+    )  # fmt: skip
+    router = Router(args, "127.0.0.1")
+    try:
+        router.start()
+        router.add_workers([engine])
+        httpx.post(f"{router.url}/generate", json=BODY, timeout=30, trust_env=False).raise_for_status()
+    finally:
+        router.stop()
+    (received,) = FakeEngine.received
+    assert received["input_ids"] == BODY["input_ids"]
+    assert ("return_routed_experts" in received) is replays
