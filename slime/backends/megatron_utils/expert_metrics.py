@@ -26,7 +26,7 @@ _BALANCING = {
 }
 
 
-def collect(args, layers: list[LayerRouting], num_micro_batches: int) -> dict[str, float]:
+def collect(args, layers: list[LayerRouting], num_micro_batches: int, replays: bool) -> dict[str, float]:
     """Return the metrics of the step and forget its counts; all ranks of the model call it.
 
     A router that fuses its choice (`--moe-router-fusion`) tells nothing, so its load is absent.
@@ -47,7 +47,7 @@ def collect(args, layers: list[LayerRouting], num_micro_batches: int) -> dict[st
     metrics = {name: float(value.mean()) for name, value in zip(losses, values, strict=True)}
     if counts.sum() > 0:
         metrics.update(_load(args, counts))
-    if args.use_routing_replay:
+    if replays:
         choices = counts.sum() / args.moe_router_topk
         metrics["moe_replayed"] = float(replayed.sum() / choices) if choices else 0.0
         metrics["moe_replay_differs"] = float(differing.sum() / replayed.sum()) if replayed.sum() else 0.0

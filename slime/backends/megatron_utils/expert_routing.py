@@ -135,7 +135,10 @@ class ExpertRouting:
             # Full recomputation takes every replay once, none at all takes none.
             assert not layer.waiting or len(layer.waiting) == num_micro_batches, (layer.layer, len(layer.waiting))
             layer.waiting.clear()
-        return expert_metrics.collect(self._args, self.layers, num_micro_batches) if self._args.num_experts else {}
+        if not self._args.num_experts:
+            return {}
+        replays = self._from_engine or self._from_pass
+        return expert_metrics.collect(self._args, self.layers, num_micro_batches, replays)
 
     @contextmanager
     def _during(self, one: _Pass) -> Iterator[None]:

@@ -24,6 +24,7 @@ def args() -> SimpleNamespace:
         sglang_python="/other/bin/python",
         sglang_given={},
         offload_rollout=False,
+        use_rollout_routing_replay=False,
         num_shared_engines=0,
         sglang_log_level="warning",
         sglang_context_length=None,
@@ -81,6 +82,14 @@ def test_embedded_engine_takes_the_flags_that_it_shares_with_sglang(args):
     assert command[:3] == [sys.executable, "-m", "slime.engine"]
     assert {"--context-length", "64", "--disable-radix-cache"} <= set(command)
     assert command[command.index("--weight-update-timeout-s") + 1] == "30.0"
+
+
+@pytest.mark.parametrize("engine", ["sglang", "embedded"])
+def test_engines_keep_experts_when_training_replays_them(args, engine):
+    args.rollout_engine = engine
+    assert "--enable-return-routed-experts" not in command_of(args)
+    args.use_rollout_routing_replay = True
+    assert "--enable-return-routed-experts" in command_of(args)
 
 
 def test_flag_words():

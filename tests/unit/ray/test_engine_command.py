@@ -17,6 +17,7 @@ def command(rank: int, **changes) -> list[str]:
         "rollout_num_gpus_per_engine": 1,
         "seed": 1,
         "sglang_given": {},
+        "use_rollout_routing_replay": False,
         "offload_rollout": True,
         "num_shared_engines": 2,
         "update_weights_interval": 1,
