@@ -170,3 +170,16 @@ def test_the_chosen_candidate_is_the_one_that_is_trained(engine, chat_args):
     engine.answer = lambda payload: reply([100 + payload["input_ids"][1]], f"answer {payload['input_ids'][1]}")
     sample = one_group(chat_args("posts_candidates"))[0]
     assert sample.tokens == [9, 1, 101] and sample.rollout_log_probs == [-0.5]
+
+
+def test_turns_ask_for_the_experts_of_all_tokens_read_so_far(engine, chat_args, tokenizer):
+    def answer(payload):
+        given = spelled(tokenizer, "ok")
+        tokens = len(payload["input_ids"]) + len(given["meta_info"]["output_token_logprobs"])
+        given["meta_info"]["routed_experts"] = list(range((tokens - 1) * 4))  # two layers, two experts a token
+        return given
+
+    engine.answer = answer
+    sample = one_group(chat_args("two_turns", max_turns=2, use_rollout_routing_replay=True))[0]
+    assert all(request["return_routed_experts"] is True for request in engine.requests)
+    assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, 2, 2)
