@@ -87,6 +87,7 @@ def test_prompt_read_once_for_several_answers_and_decoded_tokens(server, experts
 def test_a_conversation_that_goes_on_gets_the_experts_of_what_was_not_read_again(server, experts_of):
     params = {"max_new_tokens": 5, "temperature": 0.0, "ignore_eos": True}
     ((tokens, _),) = server.generate(input_ids=[7, *PROMPT], sampling_params=params)
+    server.generate(input_ids=[9] * 40, sampling_params=params)  # writes over the row of the first
     ((longer, meta),) = server.generate(input_ids=[*tokens, 3, 4], sampling_params=params)
     assert meta["cached_tokens"] > 20
     assert torch.equal(reported(meta), experts_of(longer))
@@ -94,7 +95,8 @@ def test_a_conversation_that_goes_on_gets_the_experts_of_what_was_not_read_again
 
 def test_prompts_of_different_length_and_a_prompt_that_is_only_scored(server, experts_of):
     prompts = [PROMPT[:5], PROMPT[3:], [9, 9, 200]]
-    for tokens, meta in server.generate(input_ids=prompts, sampling_params={"max_new_tokens": 4, "ignore_eos": True}):
+    params = [{"max_new_tokens": count, "ignore_eos": True} for count in (2, 5, 9)]  # rows move when one ends
+    for tokens, meta in server.generate(input_ids=prompts, sampling_params=params):
         assert torch.equal(reported(meta), experts_of(tokens))
     scored = server.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 0}, return_logprob=True)
     assert torch.equal(reported(scored[0][1]), experts_of([5, 6, 7]))
