@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--version", action="version", version=f"slime {slime.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_quickstart(commands)
+    _add_ledger(commands)
     commands.add_parser("engine", help="the embedded rollout engine alone (SGLang's HTTP API); see slime engine --help")
     arguments = parser.parse_args(argv)
     run_command(lambda: arguments.run(arguments))
@@ -81,3 +82,16 @@ def _run_quickstart(arguments) -> None:
     from slime.quickstart.run import run
 
     run(seed=arguments.seed, num_rollout=arguments.num_rollout, output_dir=arguments.output_dir)
+
+
+def _add_ledger(commands) -> None:
+    ledger = commands.add_parser("ledger", help="what became of every prompt of a run; status 1 if it does not add up")
+    ledger.add_argument("directory", help="run directory, folder of --save, or one checkpoint")
+    ledger.add_argument("--json", action="store_true", help="one line for programs, with all problems")
+    ledger.set_defaults(run=_run_ledger)
+
+
+def _run_ledger(arguments) -> None:
+    from slime.rollout import ledger_command
+
+    sys.exit(ledger_command.run(arguments.directory, as_json=arguments.json))

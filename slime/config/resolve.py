@@ -184,6 +184,9 @@ def rollout_sizes(run: Run) -> None:
         run.assume("n_samples_per_prompt", 8, text)
     if args.over_sampling_batch_size is None:
         args.over_sampling_batch_size = args.rollout_batch_size
+    if args.max_staleness is not None and args.partial_rollout and args.partial_rollout_max_age is None:
+        left = max(0, args.max_staleness - (args.async_buffer_size + args.update_weights_interval - 1))
+        run.assume("partial_rollout_max_age", left, f"--partial-rollout-max-age is {left}: --max-staleness leaves that")
     if args.num_rollout is not None and args.num_epoch is not None:
         run.notes.append(f"--num-epoch {args.num_epoch} is ignored: --num-rollout {args.num_rollout} is given")
     if args.num_rollout is None and args.num_epoch is None:

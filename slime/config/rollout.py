@@ -33,6 +33,8 @@ ROLLOUT = section(
         F("--over-sampling-batch-size", "prompts fetched each time the pool runs low; rollout batch size when not given", "int", src="U"),
         F("--dynamic-sampling-filter-path", "callable that keeps or drops the group of a prompt", "hook", src="U"),
         F("--partial-rollout", "unfinished groups go back to the buffer and continue later", action="true", default=False, src="U"),
+        F("--partial-rollout-max-age", "rounds that a partial response may span beyond the one it began in; a round waits for groups at the limit; no limit when not given", "int", src="O"),
+        F("--round-policy-path", "class (args) that decides how many groups a round starts, when it ends and what becomes of the rest", "hook", "slime.rollout.round_policy.RoundPolicy", src="O"),
         F("--mask-offpolicy-in-partial-rollout", "no loss on tokens generated in earlier rounds", action="true", default=False, src="U"),
         F("--rollout-sample-filter-path", "callable that marks samples remove_sample: they keep their place in normalisation, lose their loss", "hook", src="U"),
         F("--rollout-all-samples-process-path", "callable that sees all groups, dropped ones included", "hook", src="U"),

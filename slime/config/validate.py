@@ -92,7 +92,8 @@ def _ranges(args, given) -> Problems:
         if value is not None and (value < 0 or (value == 0 and dest not in may_be_zero)):
             yield f"{spelling(dest)} {value}: must be above 0"
     not_negative = (
-        "num_rollout start_rollout_id rollout_num_gpus num_data_workers lr weight_decay clip_grad max_staleness"
+        "num_rollout start_rollout_id rollout_num_gpus num_data_workers lr weight_decay clip_grad max_staleness "
+        "partial_rollout_max_age"
     )
     for dest in not_negative.split():
         value = getattr(args, dest)
@@ -186,10 +187,13 @@ def _algorithm(args, given) -> Problems:
     if args.only_train_params_name_list and args.freeze_params_name_list:
         yield "--only-train-params-name-list and --freeze-params-name-list exclude each other"
     worst = args.async_buffer_size + args.update_weights_interval - 1
-    if args.max_staleness is not None and args.max_staleness < worst:
+    age = args.partial_rollout_max_age or 0
+    if args.max_staleness is not None and args.max_staleness < worst + age:
+        partial = f" + partial_rollout_max_age {age}" if age else ""
         yield (
             f"--max-staleness {args.max_staleness} cannot be kept: samples get up to async_buffer_size "
-            f"{args.async_buffer_size} + update_weights_interval {args.update_weights_interval} - 1 = {worst} versions old"
+            f"{args.async_buffer_size} + update_weights_interval {args.update_weights_interval} - 1{partial} = {worst + age} "
+            "versions old"
         )
 
 

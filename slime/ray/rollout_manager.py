@@ -19,6 +19,7 @@ from slime.ray.placement_group import Slots
 from slime.rollout import data_state
 from slime.rollout.base_types import call_rollout_fn, leaves_of
 from slime.utils.misc import Box, load_function
+from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -136,15 +137,17 @@ class RolloutManager:
         if args.deterministic_mode:
             seed_hooks(args.rollout_seed, rollout_id)
         groups, extra = self._groups(rollout_id)
-        self._data_source.mark_delivered(groups, rollout_id)
+        if not args.load_debug_rollout_data:  # a replayed round is not of this run's prompts
+            self._data_source.mark_delivered(groups, rollout_id)
+            self._trained_by[rollout_id] = groups
         samples = leaves_of(groups)
         self._dump(rollout_id, samples)
         metrics = self._rollout_metrics(rollout_id, samples, extra, time.monotonic() - started)
-        self._trained_by[rollout_id] = groups
         if args.debug_rollout_only:
             return [], metrics
         converting = time.monotonic()
-        shards = self._shards(samples)
+        shards, untrained = self._shards(samples)
+        self._keep_untrained(rollout_id, untrained, metrics)
         metrics["perf/convert_time"] = time.monotonic() - converting
         return shards, metrics
 
@@ -206,7 +209,8 @@ class RolloutManager:
                 return {}
         return compute_rollout_metrics(args, samples, seconds, extra)
 
-    def _shards(self, samples: list) -> list[Box]:
+    def _shards(self, samples: list) -> tuple[list[Box], set[int]]:
+        """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step)."""
         import ray
 
         from slime.batching.convert import convert_samples_to_train_data
@@ -216,11 +220,32 @@ class RolloutManager:
         args = self._args
         train_data = convert_samples_to_train_data(args, samples)
         shards = split_train_data_by_dp(args, train_data, args.data_parallel_size, cp_size=args.context_parallel_size)
-        return [Box(ray.put(pack(shard))) for shard in shards]
+        untrained: set[int] = set()
+        if len(train_data["tokens"]) == len(samples):  # a custom conversion may make other rows
+            positions = {position for shard in shards for position in shard["partition"]}
+            untrained = {sample.group_index for sample in samples}
+            untrained -= {samples[position].group_index for position in positions}
+        return [Box(ray.put(pack(shard))) for shard in shards], untrained
+
+    def _keep_untrained(self, rollout_id: int, untrained: set[int], metrics: dict[str, float]) -> None:
+        """Groups that are not trained, because whole steps leave a rest, go back to the buffer for the next round."""
+        groups = self._trained_by.get(rollout_id, [])
+        back = [g for g in groups if isinstance(g, list) and leaves_of(g)[0].group_index in untrained]
+        if not back:
+            return
+        self._trained_by[rollout_id] = [group for group in groups if all(group is not other for other in back)]
+        whole = [group for group in back if len(group) == self._args.n_samples_per_prompt]
+        self._data_source.mark_undelivered(whole)
+        self._data_source.add_samples(whole)
+        self._data_source.mark_finished([g for g in back if len(g) != self._args.n_samples_per_prompt], "aged_out")
+        metrics["rollout/untrained_groups"] = len(back)
 
     def mark_trained(self, rollout_id: int) -> dict[str, float]:
         """The round's groups reached the weights: the data source may forget them. Returns what became of all prompts."""
-        self._data_source.mark_finished(self._trained_by.pop(rollout_id, []))
+        groups = self._trained_by.pop(rollout_id, [])
+        failed = [group for group in groups if all(leaf.status == Sample.Status.FAILED for leaf in leaves_of(group))]
+        self._data_source.mark_finished(failed, "failed")  # nothing of them is in the loss
+        self._data_source.mark_finished([group for group in groups if all(group is not other for other in failed)])
         return {f"data/{name}": n for name, n in self._data_source.stats().items() if isinstance(n, int)}
 
     def eval(self, rollout_id: int) -> dict[str, float]:

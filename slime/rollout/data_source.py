@@ -12,163 +12,112 @@ import copy
 import logging
 import os
 import random
-import threading
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
-from slime.rollout.data_ledger import DataLedger
-from slime.rollout.sample_state import decode_group, encode_group
-from slime.utils.data import PromptSet, RowFormat
+from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
+from slime.rollout.prompt_format import load_prompts
+from slime.rollout.sample_state import decode_group, duplicate_group, encode_group, renumber
+from slime.utils.data import PromptSet
 from slime.utils.misc import load_hook
 from slime.utils.streaming_data import StreamingPrompts
 from slime.utils.types import Sample
 
+__all__ = ["DataSource", "RolloutDataSource", "RolloutDataSourceWithBuffer", "create_data_source", "pop_first"]
+
 logger = logging.getLogger(__name__)
 
-STATE_FIELDS = ("sample_offset", "epoch_id", "sample_group_index", "sample_index", "metadata")
+STATE_FIELDS = ("sample_offset", "epoch_id", "sample_group_index", "sample_index", "metadata", "stream_rows")
 
 
-class DataSource:
-    """What the rollout needs of a source of prompts. Subclasses give at least `get_samples`."""
-
-    def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """`num_samples` groups, each of n_samples_per_prompt samples."""
-        raise TypeError(f"{type(self).__name__} must define get_samples(num_samples)")
-
-    def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Take groups back; a source without a buffer drops them."""
-
-    def mark_finished(self, samples: list, outcome: str = "trained") -> None:
-        """Told how each handed-out group ended: trained, filtered, aged_out or failed."""
-
-    def mark_delivered(self, samples: list, rollout_id: int) -> None:
-        """Told which groups go into the training of round `rollout_id`."""
-
-    def stats(self) -> dict[str, Any]:
-        """Counts of what became of the prompts."""
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
-    def save(self, rollout_id: int) -> None:
-        """Write the state after training round `rollout_id`."""
-
-    def load(self, rollout_id: int | None = None) -> None:
-        """Restore the state written after round `rollout_id`."""
-
-    def __len__(self) -> int:
-        """Number of prompts of one epoch; 0 when unknown."""
-        return 0
-
-
-class RolloutDataSource(DataSource):
+class RolloutDataSource(LedgeredSource):
     """Prompts of `--prompt-data`, epoch after epoch, without a buffer for unfinished work."""
 
     def __init__(self, args) -> None:
-        self.args = args
+        super().__init__(args)
         self.sample_offset = 0
         self.epoch_id = 0
         self.sample_group_index = 0
         self.sample_index = 0
         self.metadata: dict[str, Any] = {}
-        self.ledger = DataLedger()
-        self._requeued: list[list[Sample]] = []  # in flight at the checkpoint this run continues from
-        self._lock = threading.RLock()
-        self.dataset = _load_dataset(args)
+        self.stream_rows: int | None = None  # rows of a whole pass over a stream, once one was made
+        self.dataset = load_prompts(args)
+        self._order_by = self._wanted_order()
         self._order = self._epoch_order()
 
     # ---- handing out -----------------------------------------------------------------------------------------------
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         with self._lock:
-            groups = self._requeued[:num_samples]
-            del self._requeued[: len(groups)]
-            groups += [self._next_group() for _ in range(num_samples - len(groups))]
+            groups = self._take_requeued(num_samples)
             for group in groups:
                 self._note_in_flight(group)
-            return groups
+            return groups + [self._next_group() for _ in range(num_samples - len(groups))]
 
     def _next_group(self) -> list[Sample]:
         if isinstance(self.dataset, StreamingPrompts):
-            return self._number_group(self._next_streamed(self.dataset), row=None)
+            prompt = self._next_streamed(self.dataset)
+            return self._new_group(prompt, self.epoch_id, self.sample_offset - 1)
         if self.dataset is None:
-            return self._number_group(Sample(), row=None)
+            return self._new_group(Sample(), None, None)
         if self.sample_offset >= len(self.dataset):
             self.epoch_id += 1
             self.sample_offset = 0
+            self._order_by = self._wanted_order()
             self._order = self._epoch_order()
         row = self._order[self.sample_offset]
         self.sample_offset += 1
-        return self._number_group(self.dataset[row], row=row)
+        return self._new_group(self.dataset[row], self.epoch_id, row)
 
     def _next_streamed(self, stream: StreamingPrompts) -> Sample:
-        sample = stream.next()
+        before, sample = stream.position, stream.next()
+        self._leave_out(before, stream.position - (sample is not None))
         if sample is None:
+            self.stream_rows = stream.position
             self.epoch_id += 1
             stream.rewind()
             sample = stream.next()
+            self._leave_out(0, stream.position - 1)
         self.sample_offset = stream.position
         return sample
 
-    def _number_group(self, prompt: Sample, row: int | None) -> list[Sample]:
+    def _leave_out(self, start: int, stop: int) -> None:
+        for row in range(start, stop):
+            self.ledger.leave_out(self.epoch_id, row)
+
+    def _new_group(self, prompt: Sample, epoch: int | None, row: int | None) -> list[Sample]:
         group = []
+        in_memory = row is not None and isinstance(self.dataset, PromptSet)
         for _ in range(self.args.n_samples_per_prompt):
             sample = prompt.duplicate()
-            sample.group_index, sample.index = self.sample_group_index, self.sample_index
-            sample.data_row = row
-            self.sample_index += 1
+            sample.group_index, sample.index = self.sample_group_index, self._next_index()
+            sample.data_row = row if in_memory else None
             group.append(sample)
+        self.ledger.open(self.sample_group_index, epoch=epoch, row=row)
         self.sample_group_index += 1
+        self._note_in_flight(group, rebuildable=in_memory)
         return group
 
-    def _note_in_flight(self, group: list) -> None:
-        leaves = leaves_of(group)
-        if not leaves or leaves[0].group_index is None:
-            return
-        row = vars(leaves[0]).get("data_row")
-        # One index per sample of the prompt: a finished sample may have become several (fan-out).
-        indices = [next((leaf.index for leaf in leaves_of(item)), None) for item in group]
-        entry: dict[str, Any] = {"row": row, "indices": indices}
-        if row is None:
-            entry["samples"] = encode_group(copy.deepcopy(group))
-        self.ledger.hand_out(leaves[0].group_index, entry)
+    def _next_index(self) -> int:
+        self.sample_index += 1
+        return self.sample_index - 1
+
+    def _wanted_order(self) -> dict[str, Any]:
+        return {"seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle}
 
     def _epoch_order(self) -> list[int]:
         order = list(range(len(self)))
-        if self.args.rollout_shuffle:
-            random.Random(self.args.rollout_seed + self.epoch_id).shuffle(order)
+        if self._order_by["shuffle"]:
+            random.Random(self._order_by["seed"] + self.epoch_id).shuffle(order)
         return order
-
-    # ---- outcomes --------------------------------------------------------------------------------------------------
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Without a buffer, groups that come back are dropped for this epoch and counted as aged out."""
         self.mark_finished(samples, "aged_out")
 
-    def mark_finished(self, samples: list, outcome: str = "trained") -> None:
-        with self._lock:
-            for group_index in _group_indices(samples):
-                self.ledger.settle(group_index, outcome)
-
-    def mark_delivered(self, samples: list, rollout_id: int) -> None:
-        with self._lock:
-            for group_index in _group_indices(samples):
-                self.ledger.deliver(group_index, rollout_id)
-
     def stats(self) -> dict[str, Any]:
-        """Number of prompts by outcome, in flight and waiting; `per_prompt`: data set row -> outcome counts."""
         with self._lock:
-            per_prompt = {row: dict(counts) for row, counts in self.ledger.per_prompt.items()}
-            return {
-                "epoch": self.epoch_id,
-                **self.ledger.counts(),
-                "requeued": len(self._requeued),
-                "per_prompt": per_prompt,
-            }
+            return {"epoch": self.epoch_id, **super().stats()}
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -176,48 +125,34 @@ class RolloutDataSource(DataSource):
         """Everything needed to go on: plain values and tensors only."""
         with self._lock:
             state = {name: copy.deepcopy(getattr(self, name)) for name in STATE_FIELDS}
-            return {
-                **state,
-                "ledger": self.ledger.state_dict(),
-                "requeued": [encode_group(group) for group in self._requeued],
-                "data_set": {"rows": len(self), "seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle},
-            }
+            stream = self.dataset.mark() if isinstance(self.dataset, StreamingPrompts) else None
+            data_set = {"rows": len(self), "path": self.args.prompt_data, "stream": stream, **self._order_by}
+            return {**state, **self._ledger_state(), "data_set": data_set}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            self._check_same_data(state.get("data_set"))
+            self._check_same_data(state["data_set"])
             for name in STATE_FIELDS:
                 setattr(self, name, copy.deepcopy(state[name]))
+            self._order_by = {name: state["data_set"][name] for name in ("seed", "shuffle")}
             self._order = self._epoch_order()
             if isinstance(self.dataset, StreamingPrompts):
-                self.dataset.rewind(self.sample_offset)
-            if "ledger" in state:
-                self.ledger.load_state_dict(state["ledger"])
-                in_flight = [self._rebuild(g, entry) for g, entry in sorted(state["ledger"]["in_flight"].items())]
-                self._requeued = in_flight + [decode_group(group, self.dataset) for group in state["requeued"]]
+                self.dataset.rewind(state["data_set"]["stream"])
+            self._load_ledger_state(state, self.dataset)
 
-    def _rebuild(self, group_index: int, entry: dict[str, Any]) -> list:
-        """A group that was in flight, as it was before generation."""
-        if entry["row"] is None:
-            return decode_group(entry["samples"], self.dataset)
-        group = []
-        for index in entry["indices"]:
-            sample = copy.deepcopy(self.dataset[entry["row"]])
-            sample.group_index, sample.index, sample.data_row = group_index, index, entry["row"]
-            group.append(sample)
-        return group
-
-    def _check_same_data(self, saved: dict[str, Any] | None) -> None:
-        if saved is not None and saved["rows"] != len(self):
+    def _check_same_data(self, saved: dict[str, Any]) -> None:
+        streamed = isinstance(self.dataset, StreamingPrompts)
+        if saved["rows"] != len(self) or streamed != (saved["stream"] is not None):
+            there = "a stream (--streaming-data)" if saved["stream"] is not None else f"{saved['rows']} prompts"
             raise ValueError(
-                f"the checkpoint was written with {saved['rows']} prompts, --prompt-data {self.args.prompt_data} now gives "
-                f"{len(self)}; continue with the same data, or start over with --no-resume"
+                f"the checkpoint was written with {there}, --prompt-data {self.args.prompt_data} now gives "
+                f"{'a stream' if streamed else len(self)}; continue with the same data, or start over with --no-resume"
             )
-        if saved is not None and (saved["seed"], saved["shuffle"]) != (
-            self.args.rollout_seed,
-            self.args.rollout_shuffle,
-        ):
-            logger.warning("--rollout-seed or --rollout-shuffle differ from the checkpoint: this epoch's order changes")
+        if {name: saved[name] for name in ("seed", "shuffle")} != self._wanted_order():
+            logger.warning(
+                "--rollout-seed or --rollout-shuffle differ from the checkpoint: this epoch keeps its order, the next one follows "
+                "the flags"
+            )
 
     def save(self, rollout_id: int) -> None:
         """Write `{args.save}/rollout/global_dataset_state_dict_{rollout_id}.pt`; rounds up to this one are trained."""
@@ -249,7 +184,11 @@ class RolloutDataSource(DataSource):
 
 
 class RolloutDataSourceWithBuffer(RolloutDataSource):
-    """The default: prompts plus a FIFO buffer of groups that came back (partial, surplus, user-pushed)."""
+    """The default: prompts plus a FIFO buffer of groups that came back (partial, surplus, user-pushed).
+
+    A group that comes back after it was delivered to training is kept for another training (off-policy reuse): a copy with
+    numbers of its own, with its stored tokens, log-probs, versions and reward.
+    """
 
     def __init__(self, args) -> None:
         super().__init__(args)
@@ -266,10 +205,17 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             return groups + super().get_samples(num_samples - len(groups))
 
     def _take_from_buffer(self, num_samples: int) -> list[list[Sample]]:
+        before = group_indices(self.buffer)
         method = getattr(type(self), "buffer_filter", None)  # the seed form: a method of a user's subclass
         if method is not None:
-            return list(method(self, self.args, self.buffer, num_samples))
-        return list(self._buffer_filter(self.args, None, self.buffer, num_samples))
+            picked = list(method(self, self.args, self.buffer, num_samples))
+        else:
+            picked = list(self._buffer_filter(self.args, None, self.buffer, num_samples))
+        still_here = {*group_indices(self.buffer), *group_indices(picked)}
+        for group_index in before:
+            if group_index not in still_here:  # the filter threw it away
+                self.ledger.settle(group_index, "aged_out")
+        return picked
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         if not samples:
@@ -281,19 +227,47 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
                 f"a group of {len(group)} samples, --n-samples-per-prompt is {self.args.n_samples_per_prompt}"
             )
         with self._lock:
-            for group in samples:
-                self._adopt(group)
-                self.buffer.append(group)
+            self.buffer.extend(self._adopted(group) for group in samples)
 
-    def _adopt(self, group: list) -> None:
-        """Number a group that the user pushed; end the flight of one that came from here."""
-        leaves = leaves_of(group)
-        if leaves[0].group_index is None:
-            for leaf in leaves:
-                leaf.group_index, leaf.index = self.sample_group_index, self.sample_index
-                self.sample_index += 1
-            self.sample_group_index += 1
-        self.ledger.take_back(leaves[0].group_index)
+    def _adopted(self, group: list) -> list:
+        """The group as it waits in the buffer: what was in flight as it is, anything else under numbers of its own."""
+        group_index = leaves_of(group)[0].group_index
+        if group_index in self.ledger.in_flight and group_index not in self.ledger.delivered:
+            self.ledger.take_back(group_index)
+            return group
+        known = group_index is not None and (
+            self.ledger.is_open(group_index) or self.ledger.outcome_of(group_index) is not None
+        )
+        if known:
+            return self._reused(group, self.ledger.delivered.get(group_index))
+        self._renumber(group, reuse=False)  # pushed by the user
+        return group
+
+    def _reused(self, group: list, rollout_id: int | None) -> list:
+        """A copy to train once more, with the round that it was trained in as its age."""
+        copied = duplicate_group(group)
+        for leaf in leaves_of(copied):
+            leaf.metadata.setdefault("reused_group", leaf.group_index)
+            if rollout_id is not None:
+                leaf.metadata.setdefault("start_rollout_id", rollout_id)
+        self._renumber(copied, reuse=True)
+        return copied
+
+    def _renumber(self, group: list, reuse: bool) -> None:
+        renumber(group, self.sample_group_index, self._next_index)
+        self.ledger.open(self.sample_group_index, reuse=reuse)
+        self.sample_group_index += 1
+
+    def mark_delivered(self, samples: list, rollout_id: int) -> None:
+        """See the base class. A group that was put into the buffer and is trained all the same is one kept for reuse."""
+        with self._lock:
+            delivered = set(group_indices(samples)) & self.ledger.waiting.keys()
+            for position, group in enumerate(self.buffer if delivered else ()):
+                group_index = leaves_of(group)[0].group_index
+                if group_index in delivered:
+                    self._note_in_flight(group)
+                    self.buffer[position] = self._reused(group, rollout_id)
+            super().mark_delivered(samples, rollout_id)
 
     def get_buffer_length(self) -> int:
         return len(self.buffer)
@@ -331,32 +305,5 @@ def create_data_source(args) -> DataSource:
     return adapt_class(args, load_hook(args.data_source_path, "data_source_path"))
 
 
-def _group_indices(samples: list) -> list[int]:
-    """Distinct group indices of nested samples, in order."""
-    return list(dict.fromkeys(leaf.group_index for leaf in leaves_of(samples) if leaf.group_index is not None))
-
-
 def _state_path(folder: str, rollout_id: int) -> str:
     return os.path.join(folder, "rollout", f"global_dataset_state_dict_{rollout_id}.pt")
-
-
-def _load_dataset(args) -> PromptSet | StreamingPrompts | None:
-    if not args.rollout_global_dataset or not args.prompt_data:
-        return None
-    if args.streaming_data and args.rollout_shuffle:
-        raise ValueError("--rollout-shuffle needs all rows: it cannot be combined with --streaming-data")
-    from slime.rollout.prompt_format import rollout_row_format
-    from slime.utils.processing_utils import load_processor, load_tokenizer
-
-    tokenizer = processor = None
-    fmt: RowFormat = rollout_row_format(args)
-    if args.hf_checkpoint:
-        tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
-        processor = load_processor(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
-        if args.dump_details:
-            tokenizer.save_pretrained(os.path.join(args.dump_details, "tokenizer"))
-            if processor is not None:
-                processor.save_pretrained(os.path.join(args.dump_details, "processor"))
-    if args.streaming_data:
-        return StreamingPrompts(args.prompt_data, fmt, tokenizer, processor)
-    return PromptSet(args.prompt_data, fmt, tokenizer, processor, num_workers=args.num_data_workers)

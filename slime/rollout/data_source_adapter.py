@@ -1,7 +1,8 @@
 """Users' data-source classes in every documented form, behind the interface of `DataSource`.
 
 Accepted: constructors with `(args)` or without arguments; `get_samples` that returns groups, a flat list of samples,
-rows or texts; missing `add_samples`, `save`, `load`, `__len__`. Knows no file and no engine.
+rows or texts; missing `add_samples`, `save`, `load`, `__len__`. Its groups are accounted for like ours: what was in flight at a
+checkpoint is handed out again, if the class restores its position itself. Knows no file and no engine.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import threading
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
-from slime.rollout.data_source import DataSource, RolloutDataSource
+from slime.rollout.data_source import RolloutDataSource
+from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
 from slime.utils.data import RowFormat, row_to_sample
 from slime.utils.types import Sample
 
@@ -38,15 +39,14 @@ def _takes_args(cls: Any) -> bool:
     return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
 
 
-class DataSourceAdapter(DataSource):
+class DataSourceAdapter(LedgeredSource):
     """Groups and numbers what the user's `get_samples` returns; passes everything else on where it exists."""
 
     def __init__(self, args, source: Any) -> None:
-        self.args = args
+        super().__init__(args)
         self.source = source
         self.sample_group_index = 0
         self.sample_index = 0
-        self._lock = threading.RLock()  # a checkpoint may be written while a round asks for samples
 
     def __getattr__(self, name: str) -> Any:
         if name == "source":
@@ -55,7 +55,12 @@ class DataSourceAdapter(DataSource):
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         with self._lock:
-            return self._numbered_groups(num_samples)
+            groups = self._take_requeued(num_samples)
+            if len(groups) < num_samples:
+                groups += self._numbered_groups(num_samples - len(groups))
+            for group in groups:
+                self._note_in_flight(group)
+            return groups
 
     def _numbered_groups(self, num_samples: int) -> list[list[Sample]]:
         found = list(self.source.get_samples(num_samples))
@@ -101,31 +106,45 @@ class DataSourceAdapter(DataSource):
         return None if method is None else method(*args)
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        if samples:
-            with self._lock:
-                self._call("add_samples", samples)
+        """Passed on; a class without a buffer drops them, which is an end."""
+        if not samples:
+            return
+        if not hasattr(self.source, "add_samples"):
+            self.mark_finished(samples, "aged_out")
+            return
+        with self._lock:
+            for group_index in group_indices(samples):
+                if group_index not in self.ledger.delivered:  # trained now and kept by the class: its business
+                    self.ledger.take_back(group_index)
+            self.source.add_samples(samples)
 
     def mark_finished(self, samples: list, outcome: str = "trained") -> None:
+        super().mark_finished(samples, outcome)
         self._call("mark_finished", samples, outcome)
 
     def mark_delivered(self, samples: list, rollout_id: int) -> None:
+        super().mark_delivered(samples, rollout_id)
         self._call("mark_delivered", samples, rollout_id)
 
     def stats(self) -> dict[str, Any]:
-        return self._call("stats") or {}
+        return {**super().stats(), **(self._call("stats") or {})}
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
             counters = {"sample_group_index": self.sample_group_index, "sample_index": self.sample_index}
-            return {"adapter": counters, "source": self._call("state_dict")}
+            return {"adapter": counters, "source": self._call("state_dict"), **self._ledger_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sample_group_index = state["adapter"]["sample_group_index"]
-        self.sample_index = state["adapter"]["sample_index"]
-        if state["source"] is not None:
-            self._call("load_state_dict", state["source"])
-        elif not hasattr(self.source, "load"):
-            logger.warning("%s has no state_dict: its position in the data is not restored", type(self.source).__name__)
+        with self._lock:
+            self.sample_group_index = state["adapter"]["sample_group_index"]
+            self.sample_index = state["adapter"]["sample_index"]
+            if state["source"] is None and not hasattr(self.source, "load"):
+                name = type(self.source).__name__
+                logger.warning("%s has no state_dict: its position in the data is not restored", name)
+                return  # it starts again: handing out what was in flight would repeat prompts
+            if state["source"] is not None:
+                self._call("load_state_dict", state["source"])
+            self._load_ledger_state(state)
 
     def save(self, rollout_id: int) -> None:
         with self._lock:

@@ -23,6 +23,7 @@ from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_fil
 from slime.rollout.generate_state import GenerateState, num_engines
 from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import check_rewards, first_index, is_aborted, prepare_for_buffer, run_round_hooks
+from slime.rollout.round_policy import DROP, RESTART, age_of, create_policy
 from slime.utils.async_utils import get_background_loop, run
 from slime.utils.misc import load_hook
 
@@ -39,6 +40,7 @@ class AsyncRolloutWorker:
     def __init__(self, args, data_buffer, concurrency: int | None = None) -> None:
         self.args = args
         self.data_source = as_data_source(args, data_buffer)
+        self.policy = create_policy(args)
         self.concurrency = concurrency or args.sglang_server_concurrency * num_engines(args)
         self.rollout_id = 0
         self.error: BaseException | None = None
@@ -132,10 +134,17 @@ class AsyncRolloutWorker:
                 leaf.reset_response()
             self.data_source.add_samples([origin])
         elif is_aborted(task.result()):
-            self.data_source.add_samples([prepare_for_buffer(self.args, task.result(), self.rollout_id)])
+            self._give_back(task.result())
         else:
             self.completed.append((order, task.result()))
         self._wake.set()
+
+    def _give_back(self, group: list) -> None:
+        fate = self.policy.leftover(age_of(group, self.rollout_id), finished=False)
+        if fate == DROP:
+            self.data_source.mark_finished([group], "aged_out")
+        else:
+            self.data_source.add_samples([prepare_for_buffer(group, self.rollout_id, restart=fate == RESTART)])
 
     # ---- consuming -------------------------------------------------------------------------------------------------
 

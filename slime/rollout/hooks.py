@@ -16,6 +16,7 @@ HOOK_OPTIONS = (
     "rollout_sample_hook_path",
     "custom_rm_path",
     "dynamic_sampling_filter_path",
+    "round_policy_path",
     "buffer_filter_path",
     "rollout_sample_filter_path",
     "rollout_all_samples_process_path",

@@ -28,24 +28,24 @@ def is_aborted(group: list) -> bool:
     return any(leaf.status == Sample.Status.ABORTED for leaf in leaves_of(group))
 
 
-def prepare_for_buffer(args, group: list, rollout_id: int) -> list:
-    """A group as it goes back: what may be continued later stays, everything else starts from its prompt.
+def prepare_for_buffer(group: list, rollout_id: int, restart: bool) -> list:
+    """A group as it goes back: what may go on later stays and says when it began.
 
-    Finished groups keep their responses. Without --partial-rollout an unfinished group starts again as a whole.
+    Args:
+        restart: it starts again from its prompt; so does what cannot be continued, an unfinished fan-out.
     """
-    if is_finished(group):
-        return group
-    if args.partial_rollout and all(isinstance(item, Sample) for item in group):
-        for leaf in leaves_of(group):
-            if leaf.metadata.get("reward_error"):
-                leaf.reset_response()
-            if leaf.response_length > 0:
-                leaf.metadata.setdefault("start_rollout_id", rollout_id)
-        return group
-    firsts = [leaves_of(item)[0] for item in group]
-    for leaf in firsts:
-        leaf.reset_response()
-    return firsts
+    finished = is_finished(group)
+    if restart or not (finished or all(isinstance(item, Sample) for item in group)):
+        firsts = [leaves_of(item)[0] for item in group]
+        for leaf in firsts:
+            leaf.reset_response()
+        return firsts
+    for leaf in leaves_of(group):
+        if not finished and leaf.metadata.get("reward_error"):
+            leaf.reset_response()
+        if leaf.response_length > 0:
+            leaf.metadata.setdefault("start_rollout_id", rollout_id)
+    return group
 
 
 def check_rewards(state: GenerateState, kept: list[list], rollout_id: int) -> None:

@@ -1,8 +1,9 @@
 """One training round: keep asking for groups until enough passed the filter, then stop the rest.
 
 Invariants: exactly --rollout-batch-size groups are kept, sorted by the index of their first sample; every group taken
-from the data source ends kept, filtered, failed, or back in the buffer, and is counted; an error leaves no running task.
-Does not know how a group is generated or what the filter looks at.
+from the data source ends kept, filtered, aged out, failed, or back in the buffer, and is counted; an error leaves no running
+task. When to start groups and when to stop is the policy's decision (`round_policy`). Does not know how a group is generated or
+what the filter looks at.
 """
 
 from __future__ import annotations
@@ -18,13 +19,8 @@ from slime.rollout.engine_control import abort_all
 from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import PROMPT_TOO_LONG
-from slime.rollout.round_end import (
-    check_rewards,
-    first_index,
-    is_finished,
-    prepare_for_buffer,
-    run_round_hooks,
-)
+from slime.rollout.round_end import check_rewards, first_index, is_finished, prepare_for_buffer, run_round_hooks
+from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of, create_policy
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
 
@@ -39,33 +35,31 @@ class TrainRound:
     def __init__(self, args, rollout_id: int, data_source) -> None:
         self.args, self.rollout_id, self.data_source = args, rollout_id, data_source
         self.target = args.rollout_batch_size
-        self.fetch_size = args.over_sampling_batch_size or self.target
-        if self.fetch_size < self.target:
-            raise ValueError(
-                f"--over-sampling-batch-size {self.fetch_size} must be at least --rollout-batch-size {self.target}"
-            )
+        self.policy = create_policy(args)
         self.state = GenerateState(args)
         self.filter: Callable | None = None
         if args.dynamic_sampling_filter_path:
             self.filter = load_hook(args.dynamic_sampling_filter_path, "dynamic_sampling_filter_path")
-        self.kept: list[list] = []
+        self.passed: list[list] = []  # finished, through the filter, in the order of arrival
         self.all_groups: list[list] = []
-        self.surplus: list[list] = []
         self.dropped = MetricGatherer()
-        self.num_dropped = 0
+        self.num_dropped = self.num_aged_out = self.num_fetched = 0
         self.origin: dict[asyncio.Task, list[Sample]] = {}  # groups as handed out, until dropped
+        self.due: set[asyncio.Task] = set()  # have to be trained in this round
 
     async def run(self) -> RolloutFnTrainOutput:
         self.state.reset()
         self.state.rollout_id = self.rollout_id
         self.state.progress.set_total("generate", self.target)
         try:
-            while len(self.kept) < self.target:
-                while self.state.remaining_batch_size < self.target:
-                    self._submit()
+            self._top_up()
+            while not self.policy.is_over(self._view()):
+                if not self.state.pendings:
+                    break
                 done, self.state.pendings = await asyncio.wait(self.state.pendings, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=self._order):
                     self._take(task)
+                self._top_up()
             leftovers = await self._stop_rest()
         except BaseException:
             await self._cancel_all()
@@ -75,18 +69,38 @@ class TrainRound:
     def _order(self, task: asyncio.Task) -> int:
         return leaves_of(self.origin[task])[0].index or 0
 
-    def _submit(self) -> None:
-        groups = self.data_source.get_samples(self.fetch_size)
+    def _view(self) -> RoundView:
+        running = self.state.pendings
+        return RoundView(self.rollout_id, self.target, len(self.passed), len(running), len(self.due & running))
+
+    def _top_up(self) -> None:
+        while (wanted := self.policy.num_to_start(self._view())) > 0:
+            self._submit(wanted)
+        self.state.remaining_batch_size = len(self.passed) + len(self.state.pendings)
+
+    def _submit(self, wanted: int) -> None:
+        groups = self.data_source.get_samples(wanted)
         if not groups:
             raise RuntimeError(
-                f"round {self.rollout_id}: the data source has no more prompts after {len(self.kept)} of {self.target} groups"
+                f"round {self.rollout_id}: the data source has no more prompts after {len(self.passed)} of {self.target} groups"
             )
+        self.num_fetched += len(groups)
         for group in groups:
+            age = age_of(group, self.rollout_id)
+            if self.policy.is_too_old(age):
+                self._age_out(group)
+                continue
             call = generation.generate_and_rm_group(self.args, group, dict(self.state.sampling_params))
             task = asyncio.ensure_future(call)
             self.origin[task] = group
             self.state.pendings.add(task)
-        self.state.remaining_batch_size += len(groups)
+            if self.policy.is_due(age):
+                self.due.add(task)
+
+    def _age_out(self, group: list) -> None:
+        self.num_aged_out += 1
+        self.data_source.mark_finished([group], "aged_out")
+        self._check_getting_on()
 
     # ---- finished groups -------------------------------------------------------------------------------------------
 
@@ -102,14 +116,14 @@ class TrainRound:
             return
         self.all_groups.append(group)
         verdict = call_dynamic_filter(self.filter, self.args, group)
-        insufficient = self.state.remaining_batch_size <= self.target
+        candidates = self.state.remaining_batch_size  # passed, running, and those taken in this turn before this one
+        insufficient = candidates <= self.target
         if not verdict.keep and not (verdict.keep_when_insufficient and insufficient):
             self._drop(task, group, verdict.reason, "filtered")
-        elif len(self.kept) < self.target:
-            self.kept.append(group)
+            return
+        self.passed.append(group)
+        if len(self.passed) <= self.target:
             self.state.progress.add("generate", 1)
-        else:
-            self.surplus.append(group)
 
     def _drop(self, task: asyncio.Task, group: list, reason: str | None, outcome: str) -> None:
         del self.origin[task]
@@ -123,18 +137,20 @@ class TrainRound:
         """A group aborted from outside while the round goes on (a paused engine) is continued."""
         del self.origin[task]
         self.state.remaining_batch_size -= 1
-        self.data_source.add_samples([prepare_for_buffer(self.args, group, self.rollout_id)])
+        self._give_back([group])
         self.num_dropped += 1
         self.dropped.on_dynamic_filter_drop("aborted")
         self._check_getting_on()
 
     def _check_getting_on(self) -> None:
         """An endless supply of dropped groups is an error, not a round that never ends."""
-        limit = max(20 * self.fetch_size, 2 * len(self.data_source))
-        if not self.kept and self.num_dropped >= limit:
+        num_dropped = self.num_dropped + self.num_aged_out
+        limit = max(20 * self.target, 20 * (self.args.over_sampling_batch_size or 0), 2 * len(self.data_source))
+        if not self.passed and num_dropped >= limit:
             raise RuntimeError(
-                f"round {self.rollout_id}: {self.num_dropped} groups in a row were dropped and none kept, reasons "
-                f"{self.dropped.collect()}; check the reward, --dynamic-sampling-filter-path and the prompt lengths"
+                f"round {self.rollout_id}: {num_dropped} groups in a row were dropped and none kept, reasons "
+                f"{self.dropped.collect()}, {self.num_aged_out} too old; check the reward, --dynamic-sampling-filter-path and the "
+                "prompt lengths"
             )
 
     # ---- end of the round ------------------------------------------------------------------------------------------
@@ -165,40 +181,57 @@ class TrainRound:
             task.cancel()
         await asyncio.gather(*self.origin, return_exceptions=True)
         await abort_all(self.args)
-        groups = sorted(self.origin.values(), key=first_index)
+        groups = sorted(self.origin.values(), key=first_index)  # with those that passed
         for leaf in leaves_of(groups):
             leaf.reset_response()
         self.data_source.add_samples(groups)
         self.state.reset()
 
     def _finish(self, leftovers: list[list]) -> RolloutFnTrainOutput:
-        assert len(self.kept) == self.target, f"{len(self.kept)} groups kept, {self.target} wanted"
         args, counters = self.args, self.state.counters
-        self.kept.sort(key=first_index)
+        kept, surplus = self._choose()
         self.all_groups.sort(key=first_index)
-        check_rewards(self.state, self.kept, self.rollout_id)
-        self.surplus += [group for group in leftovers if is_finished(group)]
+        check_rewards(self.state, kept, self.rollout_id)
+        surplus += [group for group in leftovers if is_finished(group)]
         leftovers = [group for group in leftovers if not is_finished(group)]
-        metrics = self._metrics(leftovers, dict(counters))
         self.state.reset()
-        self.data_source.add_samples(
-            [
-                prepare_for_buffer(self.args, group, self.rollout_id)
-                for group in sorted(self.surplus + leftovers, key=first_index)
-            ]
-        )
-        self.data_source.mark_delivered(self.kept, self.rollout_id)
-        run_round_hooks(args, self.kept, self.all_groups, self.data_source)
-        return RolloutFnTrainOutput(samples=self.kept, metrics=metrics)
+        self._give_back(sorted(surplus + leftovers, key=first_index))
+        metrics = self._metrics(kept, len(surplus), len(leftovers), dict(counters))
+        self.data_source.mark_delivered(kept, self.rollout_id)
+        run_round_hooks(args, kept, self.all_groups, self.data_source)
+        return RolloutFnTrainOutput(samples=kept, metrics=metrics)
 
-    def _metrics(self, leftovers: list[list], counters: dict[str, int]) -> dict[str, Any]:
+    def _choose(self) -> tuple[list[list], list[list]]:
+        """(the groups to train, sorted; finished ones beyond the target): oldest first, then by arrival."""
+        if len(self.passed) < self.target:
+            raise RuntimeError(
+                f"round {self.rollout_id}: --round-policy-path {self.args.round_policy_path} ended the round with "
+                f"{len(self.passed)} of {self.target} groups"
+            )
+        by_age = sorted(self.passed, key=lambda group: not self.policy.is_due(age_of(group, self.rollout_id)))
+        return sorted(by_age[: self.target], key=first_index), by_age[self.target :]
+
+    def _give_back(self, groups: list[list]) -> None:
+        """Groups that are not trained in this round: to the buffer, as the policy wants them."""
+        back = []
+        for group in groups:
+            fate = self.policy.leftover(age_of(group, self.rollout_id), is_finished(group))
+            if fate == DROP:
+                self._age_out(group)
+            else:
+                back.append(prepare_for_buffer(group, self.rollout_id, restart=fate == RESTART))
+        self.data_source.add_samples(back)
+
+    def _metrics(self, kept: list, num_surplus: int, num_aborted: int, counters: dict[str, int]) -> dict[str, Any]:
         names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
         metrics = self.dropped.collect() | {"rollout/reward_failed": 0}
         metrics |= {f"rollout/{name}": counters[name] for name in names if name in counters}
-        if self.surplus:
-            metrics["rollout/surplus_groups"] = len(self.surplus)
-        if leftovers:
-            metrics["rollout/aborted_groups"] = len(leftovers)
+        numbers = {"surplus_groups": num_surplus, "aborted_groups": num_aborted, "aged_out_groups": self.num_aged_out}
+        metrics |= {f"rollout/{name}": number for name, number in numbers.items() if number}
+        continued = [group for group in kept if age_of(group, self.rollout_id)]
+        if continued:
+            metrics["rollout/continued_groups"] = len(continued)
+            metrics["rollout/oldest_group"] = max(age_of(group, self.rollout_id) for group in continued)
         return metrics
 
 

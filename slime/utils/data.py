@@ -1,96 +1,24 @@
-"""Prompt files: rows of JSONL or Parquet, slices, and the way from a row to a `Sample`.
+"""The way from a row of a prompt file to a `Sample`, and whole sets of them.
 
 Invariants: rows keep the file's order; a row that cannot be used stops the run with `file:line` (nothing is skipped
-silently); dropped long prompts are counted. Does not know epochs, shuffling or groups: see `slime.rollout.data_source`.
+silently); dropped long prompts are counted. Files are read by `slime.utils.rows`. Does not know epochs, shuffling or groups:
+see `slime.rollout.data_source`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
-import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime.utils.processing_utils import encode_prompt, extract_media, place_media, render_chat
+from slime.utils.rows import read_rows
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
-
-Row = tuple[str, dict[str, Any]]  # ("file:line", row)
-
-
-# ---- reading -------------------------------------------------------------------------------------------------------
-
-
-def parse_data_path(path: str) -> tuple[str, slice | None]:
-    """Split off the `@[a:b]` suffix.
-
-    >>> parse_data_path("a.jsonl@[-3:]")
-    ('a.jsonl', slice(-3, None, None))
-    """
-    match = re.fullmatch(r"(.*)@\[(-?\d*):(-?\d*)\]", path)
-    if match is None:
-        if "@[" in path:
-            raise ValueError(f"data path {path!r}: the slice suffix must look like @[a:b]")
-        return path, None
-    start, stop = (int(text) if text not in ("", "-") else None for text in match.groups()[1:])
-    return match.group(1), slice(start, stop)
-
-
-def read_rows(path: str) -> Iterator[Row]:
-    """Rows of `path[@[a:b]]` with their location; lazy unless the slice has a negative bound.
-
-    Raises:
-        FileNotFoundError: no such file. ValueError: wrong extension, or a broken row (names file and line).
-    """
-    file, part = parse_data_path(path)
-    if not os.path.isfile(file):
-        raise FileNotFoundError(f"prompt data {file} does not exist")
-    extension = os.path.splitext(file)[1]
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
-    if extension not in readers:
-        raise ValueError(f"prompt data {file}: extension {extension!r} is not supported, expected .jsonl or .parquet")
-    rows = readers[extension](file)
-    if part is None:
-        return rows
-    if (part.start or 0) >= 0 and (part.stop or 0) >= 0:
-        return itertools.islice(rows, part.start, part.stop)
-    return iter(list(rows)[part])
-
-
-def _read_jsonl(file: str) -> Iterator[Row]:
-    with open(file, "rb") as stream:
-        for number, raw in enumerate(stream, start=1):
-            location = f"{file}:{number}"
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if not line:
-                    continue
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{location}: not a JSON object in UTF-8: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{location}: expected a JSON object, found {type(row).__name__}")
-            yield location, row
-
-
-def _read_parquet(file: str) -> Iterator[Row]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise ImportError(f"reading {file} needs pyarrow: pip install pyarrow") from error
-    number = 0
-    with parquet.ParquetFile(file) as table:
-        for batch in table.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{file}:{number}", row
-
 
 # ---- row -> Sample -------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,21 @@
 """Prompts of a file read lazily, for `--streaming-data`.
 
-Invariants: only one row is held at a time; `position` counts the rows read in this pass, dropped long ones included, so
-that `rewind(position)` continues at the same row. No length, no shuffling. Does not know epochs.
+Invariants: rows are held only while they are read; `position` counts the rows read in this pass, dropped long ones
+included; `rewind(mark)` goes on at the place of a `mark()` without reading what came before. No length, no shuffling. Does not
+know epochs.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Iterator
 
-from slime.utils.data import RowFormat, iter_samples, prompt_token_count
+from slime.utils.data import RowFormat, prompt_token_count, row_to_sample
+from slime.utils.rows import Mark, RowStream
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
+
+NUM_LOGGED_DROPS = 3
 
 
 class StreamingPrompts:
@@ -24,9 +26,12 @@ class StreamingPrompts:
     """
 
     def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None) -> None:
-        self._path, self._format, self._tokenizer, self._processor = path, fmt, tokenizer, processor
-        self.position = 0
+        self._path, self._tokenizer, self._processor = path, tokenizer, processor
         self.num_too_long = 0
+        self._stream = RowStream(path)
+        self._start = self._stream.mark()
+        location, row = next(self._stream, (path, None))
+        self._format = fmt if row is None else fmt.detect_keys(row)
         self.rewind()
         self.first = self.next()
         if self.first is None:
@@ -36,18 +41,25 @@ class StreamingPrompts:
             )
         self.rewind()
 
-    def rewind(self, position: int = 0) -> None:
-        """Continue at row `position`."""
-        rows = iter_samples(self._path, self._format, self._tokenizer, self._processor)
-        self._rows: Iterator[Sample] = itertools.islice(rows, position, None)
-        self.position = position
+    @property
+    def position(self) -> int:
+        return self._stream.position
+
+    def mark(self) -> Mark:
+        """The place after the last prompt that was given."""
+        return self._stream.mark()
+
+    def rewind(self, mark: Mark | None = None) -> None:
+        """Go on at a mark, or at the first row."""
+        self._stream.go_to(mark or self._start)
 
     def next(self) -> Sample | None:
         limit = self._format.max_prompt_len
-        for sample in self._rows:
-            self.position += 1
+        for location, row in self._stream:
+            sample = row_to_sample(row, location, self._format, self._tokenizer, self._processor)
             if limit is None or prompt_token_count(sample, self._tokenizer, self._processor) <= limit:
                 return sample
             self.num_too_long += 1
-            logger.warning("%s: dropped row %d: longer than %d tokens", self._path, self.position, limit)
+            if self.num_too_long <= NUM_LOGGED_DROPS:
+                logger.warning("%s: dropped: longer than %d tokens (--rollout-max-prompt-len)", location, limit)
         return None

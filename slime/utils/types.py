@@ -88,6 +88,8 @@ _IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None), Status})
 def _copied(value: Any) -> Any:
     if type(value) in (list, dict) and not value:
         return type(value)()
+    if type(value) is list and set(map(type, value)) <= _IMMUTABLE:  # token lists are long
+        return list(value)
     if isinstance(value, (SpecInfo, PrefixCacheInfo)):
         return type(value)(**vars(value))
     return copy.deepcopy(value)

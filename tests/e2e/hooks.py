@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import random
 
 
 async def first_token_is_even(args, sample, **kwargs):
@@ -41,3 +42,12 @@ def long_step_in_round_2(args, rollout_id, step_id, model, optimizer, lr_schedul
     if rollout_id == 2:
         with open(os.path.join(args.run_dir, "training"), "w"):
             time.sleep(3)
+
+
+async def long_tailed(args, sample, sampling_params):
+    """The built-in generator with a length per sample: most are short, a few take all of the limit."""
+    from slime.rollout.sglang_rollout import generate
+
+    share = random.Random(sample.index).random() ** 4
+    length = max(1, int(share * sampling_params["max_new_tokens"]))
+    return await generate(args, sample, {**sampling_params, "max_new_tokens": length, "ignore_eos": True})

@@ -15,6 +15,8 @@ import torch
 
 from slime.config import checkpoint_dirs
 from slime.observability.tracking import read_metrics
+from slime.rollout import ledger_command
+from slime.rollout.data_ledger import DataLedger
 from tests.e2e.conftest import Workspace, digits_rows, finish, launch, processes_of, write_rows
 from tests.e2e.test_failures import engine_process
 from tests.e2e.test_sync_loop import SMALL
@@ -103,14 +105,25 @@ def check_ledger(state: dict, trained: Counter) -> None:
     random.Random(state["data_set"]["seed"] + state["epoch_id"]).shuffle(order)
     handed_out = Counter({row: state["epoch_id"] for row in range(NUM_ROWS)})
     handed_out.update(order[: state["sample_offset"]])
-    ledger = state["ledger"]
-    ended = Counter({row: sum(outcomes.values()) for row, outcomes in ledger["per_prompt"].items()})
-    still_open = [entry["row"] for entry in ledger["in_flight"].values()]
-    still_open += [group[0]["data_row"] for group in state["buffer"] + state["requeued"]]
-    assert ended + Counter(still_open) == handed_out
-    for row, outcomes in ledger["per_prompt"].items():
+    ledger = DataLedger()
+    ledger.load_state_dict(state["ledger"])
+    ends = ledger.per_row()
+    still_open = [entry["row"] for entry in ledger.waiting.values()]
+    assert Counter({row: sum(outcomes.values()) for row, outcomes in ends.items()}) + Counter(still_open) == handed_out
+    for row, outcomes in ends.items():
         assert set(outcomes) == {"filtered" if row % 5 == 0 else "trained"}
-    assert Counter({row: outcomes.get("trained", 0) for row, outcomes in ledger["per_prompt"].items()}) == trained
+    assert Counter({row: outcomes.get("trained", 0) for row, outcomes in ends.items()}) == trained
+
+
+def check_ledger_command(folder: Path, capsys) -> None:
+    """`slime ledger` finds the checkpoint and agrees; an altered one is refused with the prompt."""
+    assert ledger_command.run(str(folder / "save")) == 0
+    assert "every prompt handed out ended once or is open once" in capsys.readouterr().out
+    state = final_state(folder)
+    state["ledger"]["rows"][0][1] = 0
+    torch.save(state, folder / "altered.pt")
+    assert ledger_command.run(str(folder / "altered.pt")) == 1
+    assert "epoch 0 row 1: handed out, then lost" in capsys.readouterr().out
 
 
 def killed_and_continued(cluster, workspace, tmp_path, kills) -> None:
@@ -150,9 +163,10 @@ def killed_and_continued(cluster, workspace, tmp_path, kills) -> None:
     assert saved == ["iter_0000013", "iter_0000015"]
 
 
-def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, workspace, tmp_path):
+def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, workspace, tmp_path, capsys):
     """In a save, in the trainer, in the rollout process."""
     killed_and_continued(cluster, workspace, tmp_path, KILLS)
+    check_ledger_command(tmp_path, capsys)
 
 
 @pytest.mark.slow

@@ -80,6 +80,8 @@ def make_args(tokenizer_dir, write_rows):
             use_rollout_routing_replay=False,
             partial_rollout=False,
             mask_offpolicy_in_partial_rollout=False,
+            partial_rollout_max_age=None,
+            round_policy_path="slime.rollout.round_policy.RoundPolicy",
             custom_generate_function_path=None,
             rollout_sample_hook_path=[],
             custom_rm_path="stub_rm.one",

@@ -1,11 +1,15 @@
 import copy
+import json
 import random
+import re
 from collections import Counter
 
 import pytest
 import torch
 
+from slime.rollout import ledger_command
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, create_data_source, pop_first
+from slime.rollout.ledger_check import check
 from slime.utils.types import Sample
 
 
@@ -159,14 +163,125 @@ def test_partial_samples_in_the_buffer_survive_with_their_tokens(args, tmp_path)
     assert found[1].status == Sample.Status.PENDING
 
 
-def test_group_that_became_more_samples_is_served_again_with_one_per_request(args, tmp_path):
+def test_finished_group_in_flight_is_handed_out_again_with_what_was_generated(args, tmp_path):
     source = RolloutDataSourceWithBuffer(args())
     first, second = source.get_samples(1)[0]
+    finish(first, [3, 4]), finish(second, [5])
     source.add_samples([[[first, copy.deepcopy(first)], second]])  # finished surplus whose first sample fanned out
     source.get_samples(1)
     resumed = RolloutDataSourceWithBuffer(args())
     resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
-    assert [s.index for s in resumed.get_samples(1)[0]] == [0, 1]
+    (parts, other), fresh = resumed.get_samples(2)
+    assert [s.index for s in (*parts, other)] == [0, 0, 1] and parts[1].tokens == [1, 3, 4]
+    assert other.rollout_log_probs == [-1.0] and other.status == Sample.Status.COMPLETED
+    assert fresh[0].status == Sample.Status.PENDING and fresh[0].index == 2
+
+
+def test_groups_kept_for_reuse_are_new_groups_and_no_prompts_of_the_epoch(args, tmp_path):
+    """Pushed while they are delivered, after they were trained, or before the round says that it trains them."""
+    source = RolloutDataSourceWithBuffer(args())
+    during, after, before = groups = source.get_samples(3)
+    for sample in sum(groups, []):
+        finish(sample, [3])
+        sample.rollout_id = 7
+    source.mark_delivered([during, after], 0)
+    source.add_samples([during, before])
+    source.mark_delivered([before], 0)
+    source.mark_finished(groups)
+    source.add_samples([after])
+    resumed = RolloutDataSourceWithBuffer(args())
+    resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
+    found = resumed.get_samples(3)
+    assert [group[0].group_index for group in found] == [3, 4, 5] and during[0].group_index == 0
+    assert [s.index for group in found for s in group] == list(range(6, 12))
+    assert len({s.rollout_id for group in found for s in group}) == 3  # parts of one execution stay together
+    again = found[0][0]
+    assert (again.tokens, again.rollout_log_probs, again.token_weight_versions) == ([1, 3], [-1.0], ["4"])
+    assert again.metadata == {"reused_group": 0, "start_rollout_id": 0} and during[0].metadata == {}
+    resumed.mark_finished(found)
+    stats = resumed.stats()
+    assert (stats["trained"], stats["reused"], stats["in_flight"], stats["buffered"]) == (3, 3, 0, 0)
+    assert check(resumed.state_dict()).problems == []
+
+
+def finish(sample, ids):
+    sample.tokens = [1]
+    meta_info = {"finish_reason": {"type": "stop"}, "weight_version": "4"}
+    sample.append_response_tokens(tokens=ids, log_probs=[-1.0] * len(ids), meta_info=meta_info)
+
+
+def test_what_a_buffer_filter_throws_away_aged_out(args, tmp_path):
+    (tmp_path / "young.py").write_text(
+        "def buffer_filter(args, rollout_id, buffer, num_samples):\n"
+        "    del buffer[0]\n    return [buffer.pop() for _ in range(min(num_samples, len(buffer)))]\n"
+    )
+    source = RolloutDataSourceWithBuffer(args(buffer_filter_path=str(tmp_path / "young.py")))
+    source.add_samples(source.get_samples(3))
+    assert texts(source.get_samples(2)) == ["p2", "p1"]
+    assert source.stats()["aged_out"] == 1 and check(source.state_dict()).problems == []
+
+
+def break_state(state, how):
+    ledger = state["ledger"]
+    if how == "lost":
+        del ledger["in_flight"][1]
+    elif how == "twice":
+        ledger["waiting"][9] = {"epoch": 0, "row": 0, "reuse": False}
+    elif how == "early":
+        state["sample_offset"] -= 1
+    elif how == "buffer":
+        state["buffer"].clear()
+    elif how == "count":
+        ledger["outcomes"]["trained"] += 1
+    elif how == "loose":
+        ledger["num_loose"] += 1
+
+
+@pytest.mark.parametrize(
+    "how, message",
+    [
+        ("lost", "epoch 0 row 1: handed out, then lost"),
+        ("twice", "epoch 0 row 0: trained and waiting at once"),
+        ("early", "epoch 0 row 2: waiting, but the position says it is still to come"),
+        ("buffer", r"group 2 \(epoch 0 row 2\) should wait in the buffer and is not there"),
+        ("count", "outcomes are counted as"),
+        ("loose", "1 prompts without a row were handed out, 0 ended or are open"),
+    ],
+)
+def test_a_ledger_that_does_not_add_up_names_the_prompt(args, tmp_path, capsys, how, message):
+    source = RolloutDataSourceWithBuffer(args())
+    groups = source.get_samples(3)
+    source.mark_finished(groups[:1])
+    source.add_samples(groups[2:])
+    torch.save(source.state_dict(), tmp_path / "good.pt")
+    assert ledger_command.run(str(tmp_path / "good.pt")) == 0
+    assert "every prompt handed out ended once or is open once" in capsys.readouterr().out
+    state = source.state_dict()
+    break_state(state, how)
+    torch.save(state, tmp_path / "bad.pt")
+    assert ledger_command.run(str(tmp_path / "bad.pt"), as_json=True) == 1
+    assert any(re.search(message, problem) for problem in json.loads(capsys.readouterr().out)["problems"])
+
+
+def test_ends_that_contradict_each_other_are_reported(args):
+    source = RolloutDataSourceWithBuffer(args())
+    groups = source.get_samples(2)
+    source.mark_finished(groups[:1])
+    source.mark_finished(groups[:1], "filtered")
+    source.mark_finished(groups[1:])
+    source.mark_delivered(groups[1:], 4)
+    problems = check(source.state_dict()).problems
+    assert problems == ["group 0 ended as trained, then as filtered", "group 1 delivered to round 4 after it ended"]
+
+
+def test_a_changed_seed_waits_for_the_next_epoch(args, tmp_path, caplog):
+    source = RolloutDataSource(args(rows=6, rollout_shuffle=True))
+    begun = texts(source.get_samples(2))
+    source.mark_finished(source.get_samples(0))
+    resumed = RolloutDataSource(args(rows=6, rollout_shuffle=True, rollout_seed=7))
+    resumed.load_state_dict(through_file(source.state_dict(), tmp_path))
+    assert texts(resumed.get_samples(6)) == begun + order(6, 42)[2:] and "keeps its order" in caplog.text
+    assert texts(resumed.get_samples(6)) == order(6, 8)
 
 
 def test_state_is_whole_whenever_it_is_taken(args, tmp_path):
@@ -194,12 +309,12 @@ def test_state_is_whole_whenever_it_is_taken(args, tmp_path):
 
     for _ in range(400):
         source = act(source)
-        per_prompt = source.stats()["per_prompt"]
-        settled = {row: sum(counts.values()) for row, counts in per_prompt.items()}
+        settled = {row: sum(counts.values()) for row, counts in source.ledger.per_row().items()}
         open_groups = len(source.buffer) + len(source._requeued) + len(source.ledger.in_flight)
         handed_out = source.epoch_id * rows + source.sample_offset
         assert sum(settled.values()) + open_groups == handed_out == source.sample_group_index
         assert max(settled.values(), default=0) <= source.epoch_id + 1
+        assert check(source.state_dict()).problems == []
 
 
 def test_another_data_set_is_refused_on_resume(args):
@@ -216,7 +331,8 @@ def test_ledger_counts_each_prompt_once(args):
         source.mark_finished([group], "trained")
     stats = source.stats()
     assert [stats[name] for name in ("trained", "filtered", "aged_out", "failed", "in_flight")] == [1, 1, 1, 1, 0]
-    assert stats["per_prompt"] == {0: {"trained": 1}, 1: {"filtered": 1}, 2: {"aged_out": 1}, 3: {"failed": 1}}
+    ends = source.ledger.per_row()
+    assert ends == {0: {"trained": 1}, 1: {"filtered": 1}, 2: {"aged_out": 1}, 3: {"failed": 1}}
 
 
 def test_buffer_is_first_in_first_out_before_new_prompts(args):
@@ -330,6 +446,31 @@ def test_streaming_reads_rows_lazily_and_continues_after_a_restart(args, tmp_pat
     assert texts(found) == ["p0", "p1", "p2"] and found[0][0].index == groups[3][0].index
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_streaming_goes_on_at_its_place_without_reading_what_came_before(args, make_args, tmp_path, kind):
+    path = tmp_path / f"many.{kind}"
+    rows = [{"input": f"p{i}"} for i in range(2500)]
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=1000)
+    arguments = make_args(prompt_data=f"{path}@[5:-3]", streaming_data=True, n_samples_per_prompt=1)
+    source = RolloutDataSourceWithBuffer(arguments)
+    source.mark_finished(source.get_samples(2100))
+    state = through_file(source.state_dict(), tmp_path)
+    if kind == "jsonl":
+        text = path.read_text()
+        path.write_text(text.replace('{"input": "p100"}', '{"input": broken'))
+    resumed = RolloutDataSourceWithBuffer(arguments)
+    resumed.load_state_dict(state)
+    found = resumed.get_samples(394)
+    assert texts(found[:2]) == ["p2105", "p2106"] and texts(found[-2:]) == ["p5", "p6"]
+    assert found[-1][0].index == 2493 and check(resumed.state_dict()).problems == []
+
+
 def test_streaming_drops_long_prompts_and_refuses_empty_sets_and_shuffling(args, make_args, write_rows):
     source = RolloutDataSource(
         make_args(
@@ -339,6 +480,8 @@ def test_streaming_drops_long_prompts_and_refuses_empty_sets_and_shuffling(args,
         )
     )
     assert texts(source.get_samples(2)) == ["xx", "xx"] and source.dataset.num_too_long >= 2
+    report = check(source.state_dict())
+    assert report.problems == [] and [line["handed_out"] for line in report.lines] == [1, 1]
     with pytest.raises(ValueError, match="holds no usable prompt: 1 rows"):
         RolloutDataSource(
             make_args(prompt_data=write_rows([{"input": "x" * 9}]), streaming_data=True, rollout_max_prompt_len=4)

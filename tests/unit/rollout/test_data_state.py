@@ -3,10 +3,12 @@
 import threading
 
 import pytest
+import torch
 
 from slime.rollout import data_state
 from slime.rollout.data_source import create_data_source
 from slime.rollout.data_source_adapter import adapt_class
+from slime.rollout.ledger_check import check
 from slime.utils.types import Sample
 
 
@@ -57,14 +59,17 @@ class Counting:
 
 def test_users_own_save_and_load_go_through_the_checkpoint_directory(args, tmp_path, caplog):
     source = adapt_class(args, Counting)
-    source.get_samples(3)
+    source.mark_finished(source.get_samples(3)[:2])
     data_state.save(args, source, str(tmp_path), 4)
     assert (tmp_path / "mine_4").read_text() == "3" and args.save == "unused"
     resumed = adapt_class(args, Counting)
     data_state.load(args, resumed, str(tmp_path), 4)
-    group = resumed.get_samples(1)[0]
-    assert group[0].prompt == "3" and group[0].index == 3  # numbering goes on too
-    assert not caplog.text
+    again, fresh = resumed.get_samples(2)
+    assert again[0].prompt == "2" and again[0].index == 2  # it was in flight
+    assert fresh[0].prompt == "3" and fresh[0].index == 3  # numbering goes on too
+    assert resumed.stats()["trained"] == 2 and not caplog.text
+    state = torch.load(tmp_path / data_state.FILE, weights_only=True)
+    assert check(state).problems == []
 
 
 def test_state_of_a_user_class_that_could_not_be_read_back_is_refused_when_saving(args, tmp_path):

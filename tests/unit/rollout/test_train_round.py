@@ -233,7 +233,16 @@ def test_finished_groups_from_the_buffer_cost_no_request(engine, make_args):
     output = generate_rollout(args, 0, source)
     source.add_samples(output.samples)
     engine.requests.clear()
-    assert indices(generate_rollout(args, 1, source)) == [[0, 1], [2, 3]] and not engine.requests
+    again = generate_rollout(args, 1, source)
+    assert indices(again) == [[4, 5], [6, 7]] and not engine.requests  # an off-policy training of its own
+    for before, after in zip(sum(output.samples, []), sum(again.samples, []), strict=True):
+        assert (after.tokens, after.rollout_log_probs, after.reward) == (
+            before.tokens,
+            before.rollout_log_probs,
+            before.reward,
+        )
+        assert after.token_weight_versions == before.token_weight_versions and after.index != before.index
+    assert again.metrics["rollout/oldest_group"] == 1
 
 
 def test_partial_rollout_continues_from_the_stored_tokens(engine, make_args):

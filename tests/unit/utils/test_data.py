@@ -3,8 +3,9 @@ import json
 import pytest
 from tiny_tokenizer import BOS_CHATML, CHATML, build
 
-from slime.utils.data import PromptSet, RowFormat, iter_samples, parse_data_path, prompt_token_count, read_rows
+from slime.utils.data import PromptSet, RowFormat, iter_samples, prompt_token_count
 from slime.utils.processing_utils import encode_prompt, load_tokenizer, place_media, render_chat
+from slime.utils.rows import parse_data_path, read_rows
 
 ROWS = [{"input": f"p{i}", "label": i} for i in range(10)]
 

@@ -1,0 +1,138 @@
+"""The interface of data sources, and what all of ours keep: the ledger, and groups to hand out again after a restart.
+
+Invariants: a group handed out is in flight in the ledger until it ends or comes back; the state of a checkpoint holds, for every
+group in flight, what is needed to hand it out again as it was. Does not know where prompts come from.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from slime.rollout.base_types import leaves_of
+from slime.rollout.data_ledger import DataLedger
+from slime.rollout.sample_state import decode_group, duplicate_group, encode_group
+from slime.utils.types import Sample
+
+Group = list  # samples of one prompt; a sample may have become a list of several
+
+
+class DataSource:
+    """What the rollout needs of a source of prompts. Subclasses give at least `get_samples`."""
+
+    def get_samples(self, num_samples: int) -> list[list[Sample]]:
+        """`num_samples` groups, each of n_samples_per_prompt samples."""
+        raise TypeError(f"{type(self).__name__} must define get_samples(num_samples)")
+
+    def add_samples(self, samples: list[list[Sample]]) -> None:
+        """Take groups back; a source without a buffer drops them."""
+
+    def mark_finished(self, samples: list, outcome: str = "trained") -> None:
+        """Told how each handed-out group ended: trained, filtered, aged_out or failed."""
+
+    def mark_delivered(self, samples: list, rollout_id: int) -> None:
+        """Told which groups go into the training of round `rollout_id`."""
+
+    def mark_undelivered(self, samples: list) -> None:
+        """Told which delivered groups are not trained after all; they come back by `add_samples`."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of what became of the prompts."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+    def save(self, rollout_id: int) -> None:
+        """Write the state after training round `rollout_id`."""
+
+    def load(self, rollout_id: int | None = None) -> None:
+        """Restore the state written after round `rollout_id`."""
+
+    def __len__(self) -> int:
+        """Number of prompts of one epoch; 0 when unknown."""
+        return 0
+
+
+class LedgeredSource(DataSource):
+    """A source whose groups are accounted for."""
+
+    def __init__(self, args) -> None:
+        self.args = args
+        self.ledger = DataLedger()
+        self._requeued: list[Group] = []  # in flight at the checkpoint this run continues from
+        self._lock = threading.RLock()  # a checkpoint may be written while a round asks for samples
+
+    def _take_requeued(self, num_samples: int) -> list[Group]:
+        groups = self._requeued[:num_samples]
+        del self._requeued[: len(groups)]
+        return groups
+
+    def _note_in_flight(self, group: Group, rebuildable: bool = False) -> None:
+        """Account for a group that is handed out now.
+
+        Args:
+            rebuildable: a fresh group can be made again from its row, so that its samples need not be kept.
+        """
+        leaves = leaves_of(group)
+        if not leaves or leaves[0].group_index is None:
+            return
+        # One index per sample of the prompt: a finished sample may have become several (fan-out).
+        indices = [next((leaf.index for leaf in leaves_of(item)), None) for item in group]
+        fresh = all(leaf.status == Sample.Status.PENDING and not leaf.response_length for leaf in leaves)
+        kept = None if rebuildable and fresh else duplicate_group(group)
+        self.ledger.hand_out(leaves[0].group_index, indices, kept)
+
+    def mark_finished(self, samples: list, outcome: str = "trained") -> None:
+        with self._lock:
+            for group_index in group_indices(samples):
+                self.ledger.settle(group_index, outcome)
+
+    def mark_delivered(self, samples: list, rollout_id: int) -> None:
+        with self._lock:
+            for group_index in group_indices(samples):
+                self.ledger.deliver(group_index, rollout_id)
+
+    def mark_undelivered(self, samples: list) -> None:
+        with self._lock:
+            for group_index in group_indices(samples):
+                self.ledger.delivered.pop(group_index, None)
+
+    def stats(self) -> dict[str, Any]:
+        """Number of prompts by outcome, in flight and waiting."""
+        with self._lock:
+            return {**self.ledger.counts(), "requeued": len(self._requeued)}
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _ledger_state(self) -> dict[str, Any]:
+        state = self.ledger.state_dict()
+        for entry in state["in_flight"].values():
+            if entry["samples"] is not None:
+                entry["samples"] = encode_group(entry["samples"])
+        return {"ledger": state, "requeued": [encode_group(group) for group in self._requeued]}
+
+    def _load_ledger_state(self, state: dict[str, Any], dataset: Any = None) -> None:
+        self.ledger.load_state_dict(state["ledger"])
+        in_flight = [self._rebuild(g, entry, dataset) for g, entry in sorted(state["ledger"]["in_flight"].items())]
+        self._requeued = in_flight + [decode_group(group, dataset) for group in state["requeued"]]
+
+    @staticmethod
+    def _rebuild(group_index: int, entry: dict[str, Any], dataset: Any) -> Group:
+        """A group that was in flight, as it was when it was handed out."""
+        if entry["samples"] is not None:
+            return decode_group(entry["samples"], dataset)
+        group = []
+        for index in entry["indices"]:
+            sample = dataset[entry["row"]].duplicate()
+            sample.group_index, sample.index, sample.data_row = group_index, index, entry["row"]
+            group.append(sample)
+        return group
+
+
+def group_indices(samples: list) -> list[int]:
+    """Distinct group indices of nested samples, in order."""
+    return list(dict.fromkeys(leaf.group_index for leaf in leaves_of(samples) if leaf.group_index is not None))
