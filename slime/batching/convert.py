@@ -20,6 +20,7 @@ import torch
 from slime.algorithms.reduce import rollout_mask_sums
 from slime.algorithms.rewards import GROUP_RELATIVE, STD_NORMALISED, normalize_group_rewards
 from slime.batching.flops import moe_layers
+from slime.batching.sample_check import check_sample
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 
@@ -35,7 +36,10 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
     if args.custom_convert_samples_to_train_data_path:
         return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
     for sample in samples:
-        sample.check_invariants()
+        if args.check_samples:
+            check_sample(sample, _vocab_size(args.model_arch), args.use_rollout_logprobs or args.use_tis)
+        else:
+            sample.check_invariants()
     rollout_ids = _rollout_ids(samples)
     raw_rewards, rewards = post_process_rewards(args, samples, rollout_ids)
     loss_masks = [_loss_mask(sample) for sample in samples]
@@ -55,13 +59,19 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
     return data
 
 
+def _vocab_size(arch: dict[str, Any] | None) -> int | None:
+    arch = arch or {}
+    return (arch.get("text_config") or arch).get("vocab_size")
+
+
 def post_process_rewards(
     args, samples: list[Sample], rollout_ids: Sequence[int] | None = None
 ) -> tuple[list[Any], list[float]]:
     """Return (raw rewards, training rewards).
 
-    Group-relative estimators get rewards normalised within each `group_index`, one per rollout id;
-    `--custom-reward-post-process-path` replaces the whole step.
+    Group-relative estimators get rewards normalised within each `group_index`, one per rollout id. A sample without a verdict
+    (its reward or its generation failed) says nothing about its group: it is left out and gets 0. One that a filter marked
+    `remove_sample` counts. `--custom-reward-post-process-path` replaces the whole step.
 
     Raises:
         ValueError: a sample has no reward, or the hook returned lists of another length.
@@ -78,13 +88,19 @@ def post_process_rewards(
     estimator = args.advantage_estimator
     if estimator not in GROUP_RELATIVE or not args.rewards_normalization:
         return raw, list(raw)
-    rewards = normalize_group_rewards(
-        raw,
-        _group_ids(args, samples),
-        _rollout_ids(samples) if rollout_ids is None else rollout_ids,
+    groups = _group_ids(args, samples)
+    rollout_ids = _rollout_ids(samples) if rollout_ids is None else rollout_ids
+    judged = [position for position, sample in enumerate(samples) if sample.has_verdict]
+    normalised = normalize_group_rewards(
+        [raw[position] for position in judged],
+        [groups[position] for position in judged],
+        [rollout_ids[position] for position in judged],
         std_norm=estimator in STD_NORMALISED and args.grpo_std_normalization,
         leave_one_out=estimator == "rloo",
     )
+    rewards = [0.0] * len(samples)
+    for position, reward in zip(judged, normalised, strict=True):
+        rewards[position] = reward
     return raw, rewards
 
 

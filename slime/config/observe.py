@@ -43,7 +43,7 @@ DEBUG = section(
         F("--load-debug-rollout-data", "train on a dump instead of generating; {rollout_id} is substituted", "path", src="s", owner="slime"),
         F("--load-debug-rollout-data-subsample", "keep this share of a dump", "float", src="U", owner="slime"),
         F("--save-debug-train-data", "dump what the trainer got; {rollout_id} and {rank} are substituted", "path", src="U", owner="slime"),
-        F("--load-forge-rollout-data", "replay a dump while engines stay up", "path", src="U"),
+        F("--load-forge-rollout-data", "replay a dump while engines stay up, with --rollout-function-path slime.rollout.forge_load.generate_rollout", "path", src="U", owner="slime/rollout"),
         F("--dump-details", "folder for both dumps and the tokenizer", "path", src="U", owner="slime/config/resolve.py"),
         F("--memory-snapshot-dir", "folder of the memory recorder", "path", ".", src="U"),
         F("--memory-snapshot-num-steps", "write a snapshot after N steps", "int", src="U"),

@@ -205,6 +205,21 @@ def rollout_sizes(run: Run) -> None:
         args.no_load_optim = True
 
 
+#: model_type -> --loss-mask-type; every other family gets "auto", which works for any template.
+LOSS_MASK_TYPES = {"qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_5": "qwen3_5"}
+
+
+def loss_mask_type(run: Run) -> None:
+    """The masks of SFT conversations fit the model's family; --strict-args keeps the flag's default."""
+    args = run.args
+    if args.loss_type != "sft_loss" or "loss_mask_type" in run.given or args.strict_args:
+        return
+    family = (args.model_arch.get("text_config") or args.model_arch).get("model_type")
+    found = LOSS_MASK_TYPES.get(family, "auto")
+    if found != args.loss_mask_type:
+        run.assume("loss_mask_type", found, f"--loss-mask-type is {found}: it fits models of type {family}")
+
+
 def algorithm_values(run: Run) -> None:
     """Values of the estimator and the losses that follow from others."""
     args = run.args
@@ -339,6 +354,7 @@ STEPS: tuple[Callable[[Run], None], ...] = (
     run_folder,
     checkpoint_paths.resolve_checkpoints,
     model,
+    loss_mask_type,
     batch_rule,
     evaluation,
     engine_arguments,

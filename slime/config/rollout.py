@@ -39,6 +39,7 @@ ROLLOUT = section(
         F("--rollout-sample-filter-path", "callable that marks samples remove_sample: they keep their place in normalisation, lose their loss", "hook", src="U"),
         F("--rollout-all-samples-process-path", "callable that sees all groups, dropped ones included", "hook", src="U"),
         F("--rollout-data-postprocess-path", "trainer side callable after log-probs and advantages", "hook", src="U", owner="slime/backends"),
+        F("--check-samples", "check every sample before training: alignment, token ids, masks, log-probs; an error names the span and where it came from", action="bool", default=True, src="O", owner="slime/batching"),
         F("--rollout-data-transport", "how training data travels to the trainer", default="object-store", choices=("object-store", "nixl"), src="U", owner="slime"),
         F("--loss-mask-type", "multi-turn mask generator of SFT data", default="qwen", choices=("qwen", "qwen3", "qwen3_5", "distill_qwen", "auto"), src="U"),
         F("--max-turns", "turn budget of multi-turn generation", "int", src="X"),

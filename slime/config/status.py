@@ -65,7 +65,6 @@ UNBUILT: dict[str, Unbuilt] = {
     **_all(
         "Weights & Biases is not built yet: curves go to TensorBoard and metrics.jsonl in the run folder", "use_wandb"
     ),
-    **_all("replay with live engines is not built yet", "load_forge_rollout_data"),
     **_all("the memory recorder is not built yet", "record_memory_history", "memory_snapshot_num_steps"),
     "memory_recorder": ("the memory recorder is not built yet", ("memray",)),
     **_all("the profiler is not built yet", "profile_target"),

@@ -115,6 +115,8 @@ def _ranges(args, given) -> Problems:
 
 def _modes(args, given) -> Problems:
     """Debug modes and placement."""
+    if args.load_forge_rollout_data and "forge_load" not in args.rollout_function_path + args.eval_function_path:
+        yield "--load-forge-rollout-data needs --rollout-function-path slime.rollout.forge_load.generate_rollout, which reads it"
     if args.debug_rollout_only and args.debug_train_only:
         yield "--debug-rollout-only and --debug-train-only exclude each other"
     for dest in ("actor_num_nodes", "actor_num_gpus_per_node"):

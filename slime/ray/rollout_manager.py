@@ -112,6 +112,11 @@ class RolloutManager:
             num_prompts = len(self._data_source)
             num_rollout = int(num_prompts * args.num_epoch // args.rollout_batch_size)
             per_epoch = num_prompts // args.rollout_batch_size or None
+            if num_prompts == 0:
+                raise ValueError(
+                    f"--num-epoch {args.num_epoch}: the data source {args.data_source_path} has no length, so the end of an epoch is "
+                    "not known; give --num-rollout"
+                )
             if num_rollout == 0:
                 raise ValueError(
                     f"--num-epoch {args.num_epoch} over {num_prompts} prompts of {args.prompt_data} is less than one round of "

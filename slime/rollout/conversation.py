@@ -76,7 +76,8 @@ class Recorder:
             if chain.owner == owner and len(conversation) >= known and _same(conversation[:known], chain.messages):
                 new = conversation[known:]
                 ids = _context_ids(state.tokenizer, conversation[: known - 1], new, tools, chain)
-                return chain, Segment(ids)
+                roles = "+".join(dict.fromkeys(str(message.get("role")) for message in new))
+                return chain, Segment(ids, role=roles or None, source="chat template")
         return self._new_chain(state, conversation, tools, owner)
 
     def _new_chain(self, state, conversation: list[dict], tools, owner) -> tuple[Chain, Segment | None]:
@@ -91,7 +92,7 @@ class Recorder:
                 )
                 fresh = Chain(owner, chain.prompt_ids, [], num_retokenized=len(ids) - shared)
                 self.chains[self.chains.index(chain)] = fresh
-                return fresh, Segment(ids[shared:])
+                return fresh, Segment(ids[shared:], role="edited turns", source="chat template")
         chain = Chain(owner, ids, [])
         self.chains.append(chain)
         return chain, None

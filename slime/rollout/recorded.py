@@ -14,12 +14,17 @@ from slime.utils.types import Sample
 
 @dataclass
 class Segment:
-    """Tokens appended to a conversation: sampled ones with log-probs, or context with None."""
+    """Tokens appended to a conversation: sampled ones with log-probs, or context with None.
+
+    `role` and `source` are those of a context: of the messages it renders, and who encoded it.
+    """
 
     ids: list[int]
     log_probs: list[float] | None = None
     meta_info: dict[str, Any] = field(default_factory=dict)
     text: str = ""
+    role: str | None = None
+    source: str | None = None
 
 
 @dataclass
@@ -60,7 +65,7 @@ def chain_of_calls(tokenizer, calls: list[tuple[dict, dict]]) -> Chain | None:
         if chain is None:
             chain = Chain(None, context, [])
         elif context:
-            chain.segments.append(Segment(context))
+            chain.segments.append(Segment(context, source="request"))
         chain.segments.append(segment)
         text = (payload.get("text") or "") + segment.text
     return chain
@@ -92,6 +97,8 @@ def fill_sample(args, sample: Sample, chain: Chain) -> None:
             trainable=segment.log_probs is not None,
             meta_info=segment.meta_info,
             text=segment.text,
+            role=segment.role,
+            source=segment.source,
         )
     sample.response = response or sample.response
     if status != Sample.Status.PENDING:

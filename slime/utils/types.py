@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from slime.utils import meta_info as _meta
+from slime.utils.provenance import record_span
 
 
 @dataclass
@@ -131,6 +132,8 @@ class Sample:
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
     # One weight version per response token (None: unknown, or not sampled by the engine). Empty: not recorded.
     token_weight_versions: list[str | None] = field(default_factory=list)
+    # Where the response tokens come from, see `slime.utils.provenance`.
+    token_spans: list[dict[str, Any]] = field(default_factory=list)
 
     # ---- serialisation -------------------------------------------------------------------------------------------
 
@@ -169,6 +172,12 @@ class Sample:
         return self.reward[args.reward_key] if args.reward_key else self.reward
 
     @property
+    def has_verdict(self) -> bool:
+        """Whether the reward says something: neither its computation nor the generation failed."""
+        metadata = self.metadata or {}
+        return not metadata.get("reward_error") and not metadata.get("generate_error")
+
+    @property
     def effective_response_length(self) -> int:
         """Number of trained response tokens."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
@@ -184,7 +193,7 @@ class Sample:
         self.response, self.response_length, self.reward = "", 0, None
         self.loss_mask = self.rollout_log_probs = self.teacher_log_probs = None
         self.rollout_top_p_token_ids = self.rollout_top_p_token_offsets = self.rollout_routed_experts = None
-        self.weight_versions, self.token_weight_versions = [], []
+        self.weight_versions, self.token_weight_versions, self.token_spans = [], [], []
         self.remove_sample, self.non_generation_time = False, 0.0
         self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()
         self.metadata.pop("start_rollout_id", None)
@@ -203,6 +212,8 @@ class Sample:
         meta_info: dict | None = None,
         text: str | None = None,
         update_terminal_info: bool = True,
+        role: str | None = None,
+        source: str | None = None,
     ) -> None:
         """Append tokens to the response and keep masks, log-probs, versions, replay data and status aligned.
 
@@ -211,6 +222,8 @@ class Sample:
             tokens, log_probs: equally long lists or tensors; trainable tokens need log-probs, others must have none.
             meta_info: `meta_info` of the engine reply that produced the tokens.
             update_terminal_info: False for the non-final chunks of a stream.
+            role, source: whose tokens these are, for error messages; "assistant" from the "engine" when trainable, else
+                "context" from the "caller".
 
         Raises:
             ValueError: lengths or replay data do not fit together.
@@ -221,7 +234,12 @@ class Sample:
         if text:
             self.response += text
         if new_tokens:
+            start = self.response_length
             self._extend(new_tokens, new_log_probs, trainable, meta_info or {})
+            by_default = ("assistant", "engine" if meta_info else "caller") if trainable else ("context", "caller")
+            versions = self.token_weight_versions[start:]
+            spans, role, source = self.token_spans, role or by_default[0], source or by_default[1]
+            self.token_spans = record_span(spans, start, versions, role, source)
         _meta.append_top_p(self, len(new_tokens), trainable, meta_info or {})
         _meta.append_routed_experts(self, args, meta_info or {})
         if meta_info and update_terminal_info and meta_info.get("finish_reason"):
@@ -271,7 +289,9 @@ class Sample:
             if values is None or (name == "token_weight_versions" and not values):
                 continue
             _meta.check_span(self.index, name, len(values), length)
-        bad = [i for i, m in enumerate(self.loss_mask or []) if m not in (0, 1)]
+        bad = (
+            [] if set(self.loss_mask or ()) <= {0, 1} else [i for i, m in enumerate(self.loss_mask) if m not in (0, 1)]
+        )
         if bad:
             raise ValueError(f"sample {self.index}: loss_mask[{bad[0]}] is {self.loss_mask[bad[0]]!r}, expected 0 or 1")
         _meta.check_top_p(self)

@@ -1,7 +1,8 @@
 """Built-in dynamic filters: keep a prompt only if its responses differ in reward.
 
 Invariants: rewards are compared in double precision, one per execution (fan-out siblings count once); a group without
-a score is dropped as `unscored`, never an error. A single sample has no spread, so it is kept.
+a score is dropped as `unscored`, never an error; a sample whose reward failed has no score. A single sample has no spread,
+so it is kept.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def group_rewards(args, samples: list) -> list[float]:
     """One reward per execution of a group, executions without a reward left out."""
     rewards = []
     for item in samples:
-        scored = [leaf for leaf in leaves_of(item) if leaf.reward is not None]
+        scored = [leaf for leaf in leaves_of(item) if leaf.reward is not None and leaf.has_verdict]
         if scored:
             value = scored[0].get_reward_value(args)
             if value is not None:

@@ -16,6 +16,7 @@ def make_args(**changes):
         n_samples_per_prompt=2, custom_reward_post_process_path=None, custom_convert_samples_to_train_data_path=None,
         rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, num_experts=4,
         moe_router_topk=2, moe_layer_freq=1,
+        check_samples=True, model_arch={"vocab_size": 100}, use_rollout_logprobs=False, use_tis=False,
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -140,3 +141,57 @@ def test_routed_experts_that_do_not_fit_are_named(experts, message):
     samples = [with_experts(0), make_sample(1, reward=0.0, rollout_routed_experts=experts)]
     with pytest.raises(ValueError, match=message):
         convert_samples_to_train_data(make_args(**REPLAY), samples)
+
+
+# ---- groups are groups ---------------------------------------------------------------------------------------------
+
+
+def rewards_of(samples, **changes):
+    return convert_samples_to_train_data(make_args(**changes), samples)["rewards"]
+
+
+def test_groups_are_normalised_by_index_wherever_their_samples_stand_and_however_many_they_are():
+    rows = [(0, 1.0), (1, 3.0), (0, 0.0), (2, 5.0), (1, 1.0), (1, 2.0), (0, 2.0)]
+    samples = [make_sample(i, group=group, reward=reward) for i, (group, reward) in enumerate(rows)]
+    assert rewards_of(samples) == [0.0, 1.0, -1.0, 0.0, -1.0, 0.0, 1.0]
+
+
+def test_fan_out_of_uneven_groups_is_counted_once_per_rollout():
+    """Group 0: one rollout in three parts with reward 1, one with 0. Group 1: rollouts in two and four parts."""
+    parts = [(0, 10, 1.0)] * 3 + [(0, 11, 0.0)] + [(1, 12, 4.0)] * 2 + [(1, 13, 2.0)] * 4
+    samples = [make_sample(i, group=g, reward=r, rollout_id=e) for i, (g, e, r) in enumerate(parts)]
+    assert rewards_of(samples) == [0.5] * 3 + [-0.5] + [1.0] * 2 + [-1.0] * 4
+    scaled = rewards_of(samples, grpo_std_normalization=True)
+    assert scaled[:4] == pytest.approx([0.7071] * 3 + [-0.7071], abs=1e-3)  # the std of [1, 0], not of four rows
+
+
+@pytest.mark.parametrize("value", [0.9, 0.1, 1 / 3, 1e9 + 0.1])
+def test_equal_rewards_give_exactly_zero_in_every_group(value):
+    samples = [make_sample(i, group=i % 3, reward=value) for i in range(24)]
+    assert rewards_of(samples, grpo_std_normalization=True) == [0.0] * 24
+
+
+def test_removed_samples_count_in_their_group_and_train_nothing():
+    samples = [make_sample(0, reward=1.0), make_sample(1, reward=0.0, remove_sample=True), make_sample(2, reward=0.5)]
+    data = convert_samples_to_train_data(make_args(), samples)
+    assert data["rewards"] == [0.5, -0.5, 0.0] and data["loss_masks"][1] == [0, 0]
+    assert data["rollout_mask_sums"] == [2, 0, 2]
+
+
+@pytest.mark.parametrize("why", ["reward_error", "generate_error"])
+def test_failed_samples_say_nothing_about_their_group(why):
+    """Their reward of 0 is no verdict: a group of ones with a failed judge has no signal, instead of one for the ones."""
+    failed = dict(reward=0.0, remove_sample=True, status=Sample.Status.FAILED, metadata={why: "judge down"})
+    samples = [make_sample(0), make_sample(1), make_sample(2, **failed)]
+    assert rewards_of(samples) == [0.0, 0.0, 0.0]
+    samples[1].reward = 0.0
+    assert rewards_of(samples) == [0.5, -0.5, 0.0]
+    assert rewards_of([make_sample(i, **failed) for i in range(3)]) == [0.0, 0.0, 0.0]
+
+
+def test_the_filter_takes_no_failed_reward_for_a_difference():
+    from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
+
+    failed = make_sample(2, reward=0.0, metadata={"reward_error": "judge down"})
+    verdict = check_reward_nonzero_std(make_args(), [make_sample(0), make_sample(1), failed])
+    assert (verdict.keep, verdict.reason) == (False, "zero_std_1.0")

@@ -21,7 +21,9 @@ def run(script: str, *words: str, deadline_s: float = 300) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", ["grpo_vs_trl.py", "round_profile.py", "engine.py"])
+@pytest.mark.parametrize(
+    "script", ["grpo_vs_trl.py", "round_profile.py", "engine.py", "partial_rollout.py", "streaming_data.py"]
+)
 def test_help_says_how_to_run_it(script):
     assert f"python benchmarks/{script}" in run(script, "--help")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,28 @@ def test_strict_args_assumes_nothing(parse, missing):
 def test_args_can_be_sent_to_other_processes(parse, data):
     args = parse("--eval-prompt-data", "quiz", data)
     assert pickle.loads(pickle.dumps(args)).eval_datasets == args.eval_datasets
+
+
+@pytest.mark.parametrize(
+    "family, expected", [("qwen3", "qwen3"), ("qwen2", "qwen"), ("llama", "auto"), ("glm4", "auto")]
+)
+def test_masks_of_sft_fit_the_model_family(family, expected):
+    from slime.config.resolve import Run, loss_mask_type
+
+    args = SimpleNamespace(
+        loss_type="sft_loss", strict_args=False, loss_mask_type="qwen", model_arch={"model_type": family}
+    )
+    run = Run(args, set(), [])
+    loss_mask_type(run)
+    assert args.loss_mask_type == expected and bool(run.notes) == (expected != "qwen")
+    for given, changes in (
+        ({"loss_mask_type"}, {}),
+        (set(), {"loss_type": "policy_loss"}),
+        (set(), {"strict_args": True}),
+    ):
+        other = SimpleNamespace(**{**vars(args), "loss_mask_type": "qwen", **changes})
+        loss_mask_type(Run(other, given, []))
+        assert other.loss_mask_type == "qwen"
 
 
 class TestBatchRule:

@@ -1,0 +1,59 @@
+"""Rounds read from rollout dumps while engines stay up, for memory and weight-sync tests of the whole loop.
+
+`--rollout-function-path slime.rollout.forge_load.generate_rollout --load-forge-rollout-data PATH`. A literal path is the same file in
+every round, and evaluations are empty; with `{rollout_id}` each round reads its own file, training falls back to round 0,
+evaluation reads `eval_<round>`. Samples are taken as they are. To train without engines use `--load-debug-rollout-data`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime.observability.debug_dump import dump_path, load_rollout_dump
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.utils.types import Sample
+
+EVAL_SET = "forge_eval"
+
+
+def generate_rollout(args, rollout_id, data_source, evaluation=False) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """The recorded round.
+
+    Raises:
+        RuntimeError: the flag or the file is missing.
+    """
+    template = args.load_forge_rollout_data
+    if not template:
+        raise RuntimeError(
+            "slime.rollout.forge_load needs --load-forge-rollout-data PATH, a dump or a {rollout_id} template"
+        )
+    per_round = "{rollout_id}" in template
+    if evaluation:
+        return RolloutFnEvalOutput(data=_evaluation(args, template, rollout_id) if per_round else {})
+    if per_round and not dump_path(template, rollout_id).exists():
+        rollout_id = 0
+    return RolloutFnTrainOutput(samples=_groups(_read(template, rollout_id)))
+
+
+def _read(template: str, name: int | str) -> list[Sample]:
+    path = dump_path(template, name)
+    if not path.exists():
+        raise RuntimeError(f"--load-forge-rollout-data: {path} does not exist")
+    return load_rollout_dump(template, name)
+
+
+def _groups(samples: list[Sample]) -> list[list[Sample]]:
+    """Samples of one prompt together, in the order of the dump."""
+    groups: dict[Any, list[Sample]] = {}
+    for position, sample in enumerate(samples):
+        key = ("sample", position) if sample.group_index is None else sample.group_index
+        groups.setdefault(key, []).append(sample)
+    return list(groups.values())
+
+
+def _evaluation(args, template: str, rollout_id: int) -> dict[str, dict[str, Any]]:
+    samples = _read(template, f"eval_{rollout_id}")
+    key = args.eval_reward_key or args.reward_key
+    rewards = [sample.reward[key] if key and isinstance(sample.reward, dict) else sample.reward for sample in samples]
+    truncated = [sample.status == Sample.Status.TRUNCATED for sample in samples]
+    return {EVAL_SET: {"rewards": rewards, "truncated": truncated, "samples": samples}}
