@@ -1,8 +1,8 @@
 """A rollout side that is killed with SIGKILL again and again: Data Buffer, rounds and checkpoints of a run, without trainer.
 
 `python -m tests.e2e.ledger_lab FLAGS...` forks one attempt after the other from a process that has everything imported, kills
-them at random moments and lets the last one run to its end. "Training" a round means to write down its prompts; what is written
-down is part of the checkpoint, as weights are. Prints `KILLS <number> ROUNDS <last round each attempt started from>`.
+them at random moments and lets the last one do some rounds in peace. "Training" a round means to write down its prompts; what is
+written down is part of the checkpoint, as weights are. Prints `RESULT {"starts": [first round of each attempt]}`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import random
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 NUM_KILLS = 20
-SAVE_EVERY = 2
+SAVE_EVERY, LAST_ROUNDS = 2, 8
 ATTEMPT_S = 60.0
+MAX_EVENTS, AFTER_EVENT_S = 5, 0.3  # an attempt lives for some rounds and saves, and a little longer
 MODEL = "model.json"
 
 
@@ -33,16 +35,19 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            _exit_after(lambda: run_attempt(args, write_end))  # noqa: B023
+            last = LAST_ROUNDS if attempt == NUM_KILLS else None
+            _exit_after(lambda: run_attempt(args, write_end, last, looks_ahead=attempt % 2 == 0))  # noqa: B023
         os.close(write_end)
-        starts.append(int(os.read(read_end, 16) or -1))
-        os.close(read_end)
-        if attempt < NUM_KILLS:
-            time.sleep(chance.uniform(0, 0.6))
-            os.kill(pid, signal.SIGKILL)
-        status = _wait(pid)
-        expected = (-signal.SIGKILL, 0) if attempt < NUM_KILLS else (0,)
-        assert status in expected, f"attempt {attempt} ended with {status}"
+        with open(read_end, "rb", buffering=0) as events:
+            starts.append(int(events.readline()))
+            if attempt < NUM_KILLS:
+                for _ in range(chance.randint(0, MAX_EVENTS)):
+                    events.read(1)
+                time.sleep(chance.uniform(0, AFTER_EVENT_S))
+                os.kill(pid, signal.SIGKILL)
+            status = _wait(pid)
+        expected = -signal.SIGKILL if attempt < NUM_KILLS else 0
+        assert status == expected, f"attempt {attempt} ended with {status}"
     print("RESULT", json.dumps({"starts": starts}))
 
 
@@ -82,8 +87,11 @@ def _wait(pid: int) -> int:
     raise RuntimeError(f"an attempt did not end within {ATTEMPT_S} s")
 
 
-def run_attempt(args, report_to: int) -> None:
-    """From the newest checkpoint to the last round, as a run does it."""
+def run_attempt(args, report_to: int, num_rounds: int | None, looks_ahead: bool) -> None:
+    """Rounds from the newest checkpoint on, as a run does them; endless without a number.
+
+    Looking ahead, the next round is being generated while one is trained and saved: groups are in flight then.
+    """
     from slime.config import checkpoint_dirs
     from slime.rollout import data_state
     from slime.rollout.data_source import create_data_source
@@ -96,14 +104,24 @@ def run_attempt(args, report_to: int) -> None:
         with open(os.path.join(found.directory, MODEL)) as file:
             trained = json.load(file)
         first = found.rollout_id + 1
-    os.write(report_to, str(first).encode())
-    for rollout_id in range(first, args.num_rollout):
-        groups = generate_rollout(args, rollout_id, source).samples
+    os.write(report_to, f"{first}\n".encode())
+    last = sys.maxsize if num_rounds is None else first + num_rounds - 1
+    pool = ThreadPoolExecutor(1)
+    ahead = pool.submit(generate_rollout, args, first, source)
+    for rollout_id in range(first, last + 1):
+        groups = ahead.result().samples
         source.mark_delivered(groups, rollout_id)
+        if looks_ahead and rollout_id < last:
+            ahead = pool.submit(generate_rollout, args, rollout_id + 1, source)
+            time.sleep(0.01)
         trained += [[rollout_id, group[0].group_index, group[0].data_row, group[0].label] for group in groups]
         source.mark_finished(groups)
-        if (rollout_id + 1) % SAVE_EVERY == 0 or rollout_id == args.num_rollout - 1:
+        os.write(report_to, b"t")
+        if (rollout_id + 1) % SAVE_EVERY == 0 or rollout_id == last:
             save(args, source, trained, rollout_id)
+            os.write(report_to, b"s")
+        if not looks_ahead and rollout_id < last:
+            ahead = pool.submit(generate_rollout, args, rollout_id + 1, source)
 
 
 def save(args, source, trained: list, rollout_id: int) -> None:

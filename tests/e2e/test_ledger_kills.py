@@ -20,7 +20,7 @@ from tests.e2e.conftest import REPO, write_rows
 from tests.e2e.ledger_lab import MODEL, NUM_KILLS
 from tests.engine.engine_process import engine_command, engine_environment, free_port, stop_process
 
-NUM_ROWS, NUM_ROUNDS, BATCH = 23, 64, 2
+NUM_ROWS, BATCH = 23, 2
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +55,27 @@ def rows() -> list[dict]:
     return [{"prompt": ("x" * 400 if i == 3 else "") + f"copy {i:03d}=", "label": f"{i}"} for i in range(NUM_ROWS)]
 
 
+FLAGS = (
+    "--run-name run --no-resume --rollout-shuffle --num-rollout 1 --n-samples-per-prompt 2 --over-sampling-batch-size 5 "
+    "--partial-rollout --partial-rollout-max-age 1 --round-policy-path slime.rollout.round_policy.DropOldGroups "
+    "--dynamic-sampling-filter-path tests.e2e.hooks.drop_every_fifth_prompt --custom-rm-path tests.e2e.hooks.first_token_is_even "
+    "--sglang-context-length 300 --custom-generate-function-path tests.e2e.hooks.long_tailed --rollout-max-response-len 60"
+).split()
+
+
 def flags(workspace, folder: Path) -> list[str]:
-    found = ["--hf-checkpoint", workspace.model, "--prompt-data", write_rows(folder / "rows.jsonl", rows())]
-    found += ["--output-dir", folder, "--run-name", "run", "--save", folder / "save", "--no-resume"]
-    found += [
-        "--rollout-shuffle",
-        "--num-rollout",
-        NUM_ROUNDS,
-        "--rollout-batch-size",
-        BATCH,
-        "--n-samples-per-prompt",
-        2,
+    data = write_rows(folder / "rows.jsonl", rows())
+    places = [
+        "--hf-checkpoint",
+        workspace.model,
+        "--prompt-data",
+        data,
+        "--output-dir",
+        folder,
+        "--save",
+        folder / "save",
     ]
-    found += ["--over-sampling-batch-size", 5, "--partial-rollout", "--partial-rollout-max-age", 1]
-    found += ["--round-policy-path", "slime.rollout.round_policy.DropOldGroups"]
-    found += ["--dynamic-sampling-filter-path", "tests.e2e.hooks.drop_every_fifth_prompt"]
-    found += ["--custom-rm-path", "tests.e2e.hooks.first_token_is_even", "--rollout-max-context-len", 300]
-    found += ["--custom-generate-function-path", "tests.e2e.hooks.long_tailed", "--rollout-max-response-len", 200]
-    return [str(word) for word in (*found, "--rollout-max-prompt-len", 600)]
+    return [str(word) for word in (*places, *FLAGS, "--rollout-batch-size", BATCH)]
 
 
 def test_fb_a02_killed_twenty_times_every_prompt_ends_exactly_once(router_port, workspace, tmp_path, capsys):
