@@ -1,7 +1,8 @@
 """Prompts without a file.  --data-source-path examples/hooks/data_source.py
 
 The class may take `(args)` or nothing. `get_samples` may return Samples, rows or texts; they are grouped and numbered for
-you. `add_samples` gets back what was not finished. With `state_dict` the position survives a restart.
+you. `add_samples` gets back what was not finished. With `state_dict` the position survives a restart, and what was being
+generated then is handed out again.
 """
 
 import random

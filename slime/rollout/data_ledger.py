@@ -67,6 +67,12 @@ class DataLedger:
             self.waiting[group_index] = _place(entry)
         return entry is not None
 
+    def withdraw(self, group_index: int) -> None:
+        """The group went back to whoever keeps it out of our sight; handed out again it counts anew."""
+        entry = self.in_flight.pop(group_index, None)
+        if entry is not None and entry["row"] is None and not entry["reuse"]:
+            self.num_loose -= 1
+
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def settle(self, group_index: int, outcome: str) -> None:

@@ -106,7 +106,7 @@ class DataSourceAdapter(LedgeredSource):
         return None if method is None else method(*args)
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
-        """Passed on; a class without a buffer drops them, which is an end."""
+        """Passed on, and then the class's to keep or to drop; without `add_samples` they are dropped, which is an end."""
         if not samples:
             return
         if not hasattr(self.source, "add_samples"):
@@ -114,8 +114,8 @@ class DataSourceAdapter(LedgeredSource):
             return
         with self._lock:
             for group_index in group_indices(samples):
-                if group_index not in self.ledger.delivered:  # trained now and kept by the class: its business
-                    self.ledger.take_back(group_index)
+                if group_index not in self.ledger.delivered:  # a group that is trained now may be kept all the same
+                    self.ledger.withdraw(group_index)
             self.source.add_samples(samples)
 
     def mark_finished(self, samples: list, outcome: str = "trained") -> None:

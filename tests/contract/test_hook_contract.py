@@ -123,6 +123,7 @@ def test_the_rollout_reads_only_flags_that_exist():
         "model_arch",
         "eval_datasets",
         "rollout_num_engines",
+        "rounds_ahead",
         "sglang_model_routers",
         "moe_router_topk",
         "num_layers",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import random
+import time
 
 
 async def first_token_is_even(args, sample, **kwargs):

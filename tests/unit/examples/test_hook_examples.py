@@ -156,8 +156,11 @@ def test_data_source_goes_on_where_it_stopped(make_args):
     source, resumed = create_data_source(args), create_data_source(args)
     before = source.get_samples(3)
     assert [len(group) for group in before] == [2, 2, 2] and before[0][0].label
+    source.mark_finished(before[:2])
     resumed.load_state_dict(source.state_dict())
-    assert resumed.get_samples(1)[0][0].prompt == source.get_samples(1)[0][0].prompt
+    again, fresh = resumed.get_samples(2)
+    assert again[0].prompt == before[2][0].prompt  # it was in flight
+    assert fresh[0].prompt == source.get_samples(1)[0][0].prompt
 
 
 def test_reward_post_process(make_args):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime.ray.rollout_manager import RolloutManager
+from slime.utils.types import Sample
 
 
 def info(num_rows: int, **changes) -> dict:
@@ -26,3 +27,46 @@ def test_fb_d11_epochs_decide_how_many_rounds_there_are_unless_rounds_are_given(
 def test_less_than_one_round_is_refused():
     with pytest.raises(ValueError, match="--num-epoch 1 over 3 prompts.*less than one round"):
         info(3, num_epoch=1)
+
+
+def test_a_source_without_a_length_needs_a_number_of_rounds():
+    with pytest.raises(ValueError, match="--num-epoch 2: the data source my.Source has no length.*give --num-rollout"):
+        info(0, data_source_path="my.Source")
+
+
+class Buffer:
+    """Writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def __getattr__(self, name):
+        def tell(samples, *more):
+            if samples:
+                self.told.append((name, [group[0].group_index for group in samples], *more))
+
+        return tell
+
+    def stats(self):
+        return {}
+
+
+def group(index: int, *statuses) -> list[Sample]:
+    return [Sample(group_index=index, status=status) for status in statuses]
+
+
+def test_groups_that_whole_steps_leave_over_go_back_and_failed_ones_are_no_training():
+    """Round 3: group 1 did not fit into a step, every reward of group 2 failed."""
+    manager = RolloutManager(SimpleNamespace(n_samples_per_prompt=2), slots=None, host="127.0.0.1")
+    manager._data_source, metrics = Buffer(), {}
+    done, failed = Sample.Status.COMPLETED, Sample.Status.FAILED
+    manager._trained_by[3] = [group(0, done, failed), group(1, done, done), group(2, failed, failed)]
+    manager._keep_untrained(3, {1}, metrics)
+    assert metrics == {"rollout/untrained_groups": 1}
+    manager.mark_trained(3)
+    assert manager._data_source.told == [
+        ("mark_undelivered", [1]),
+        ("add_samples", [1]),
+        ("mark_finished", [2], "failed"),
+        ("mark_finished", [0]),
+    ]

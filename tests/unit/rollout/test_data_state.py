@@ -79,3 +79,30 @@ def test_state_of_a_user_class_that_could_not_be_read_back_is_refused_when_savin
 
     with pytest.raises(ValueError, match="--data-source-path mine.py: its state_dict must hold"):
         data_state.save(args, adapt_class(args, Source), str(tmp_path), 0)
+
+
+def test_groups_of_a_user_class_are_accounted_for(args, tmp_path):
+    source = adapt_class(args, Counting)  # it has no add_samples: what comes back is dropped
+    groups = source.get_samples(4)
+    source.mark_delivered(groups[:1], 0)
+    source.mark_finished(groups[:1])
+    source.mark_finished(groups[1:2], "filtered")
+    source.add_samples(groups[2:3])
+    stats = source.stats()
+    assert [stats[name] for name in ("trained", "filtered", "aged_out", "in_flight")] == [1, 1, 1, 1]
+    report = check(source.state_dict())
+    assert report.problems == [] and report.lines[0]["handed_out"] == 4
+
+    class Keeping(Counting):
+        def add_samples(self, samples):
+            self.kept = samples
+
+        def get_samples(self, num_samples):
+            kept, self.kept = getattr(self, "kept", []), []
+            return kept or super().get_samples(num_samples)
+
+    source = adapt_class(args, Keeping)
+    source.add_samples(source.get_samples(2))
+    assert check(source.state_dict()).lines == [] and source.stats()["in_flight"] == 0
+    source.mark_finished(source.get_samples(2))
+    assert source.stats()["trained"] == 2 and check(source.state_dict()).problems == []
