@@ -244,7 +244,8 @@ class Sample:
         _meta.append_routed_experts(self, args, meta_info or {})
         if meta_info and update_terminal_info and meta_info.get("finish_reason"):
             self._finish_call(args, meta_info)
-        self.check_invariants()
+        if update_terminal_info:  # the pieces of a stream are checked with the last one
+            self.check_invariants()
 
     def _extend(self, tokens: list[int], log_probs: list[float] | None, trainable: bool, meta_info: dict) -> None:
         before = self.response_length

@@ -41,6 +41,17 @@ def test_round_profile_smoke_accounts_for_the_cpu_time_of_a_round():
     assert parts["engine: decode and sampling"] > 0 and parts["trainer: forward and backward"] > 0
 
 
+def test_streaming_data_on_a_small_file_starts_and_goes_on_in_the_middle():
+    result = json.loads(run("streaming_data.py", "--rows", "2000").splitlines()[-1].removeprefix("RESULT "))
+    assert result["first"].startswith("question 0") and result["peak_mib"] < 1024 > result["resume_peak_mib"]
+
+
+@pytest.mark.slow
+def test_partial_rollout_smoke_measures_the_three_ways():
+    result = json.loads(run("partial_rollout.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
+    assert set(result["ways"]) == {"none", "over_sampling", "partial"} and result["ratio"] > 0 < result["ratio_none"]
+
+
 def test_cpu_record_interpolates_between_samples():
     from benchmarks.common import TreeCpu
 

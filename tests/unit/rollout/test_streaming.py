@@ -72,3 +72,38 @@ def test_top_p_data_of_cumulative_chunks_is_cut():
     merger.fresh_part(first)
     meta_info = merger.fresh_part(second)["meta_info"]
     assert meta_info["top_p_token_ids"].tolist() == [2] and meta_info["top_p_token_offsets"].tolist() == [0, 1]
+
+
+def test_a_streamed_group_that_is_stopped_goes_on_from_what_it_said(engine, make_args, monkeypatch):
+    """Row 0 says two tokens and then nothing until the abort; the engine's answer to the abort never comes."""
+
+    async def generate(request):
+        payload = await request.json()
+        engine.requests.append(payload)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        slow = payload["input_ids"][1] == 24 and len(payload["input_ids"]) == 2
+        body = reply([10, 11], "ab", "stop")
+        if slow:
+            body["meta_info"]["finish_reason"] = None
+        await response.write(f"data: {json.dumps(body)}\n\n".encode())
+        if slow:
+            await engine._abort_event.wait()
+        await response.write_eof()
+        return response
+
+    monkeypatch.setattr(engine, "stream", generate, raising=False)
+    args = make_args(
+        engine,
+        custom_generate_function_path=PATH,
+        over_sampling_batch_size=3,
+        partial_rollout=True,
+        n_samples_per_prompt=1,
+    )
+    source = create_data_source(args)
+    assert [group[0].data_row for group in generate_rollout(args, 0, source).samples] == [1, 2]
+    (waiting,) = source.buffer[0]
+    assert (waiting.status, waiting.response, waiting.response_length) == (Sample.Status.ABORTED, "ab", 2)
+    sample = generate_rollout(args, 1, source).samples[0][0]
+    assert sample.tokens[-4:] == [10, 11, 10, 11] and sample.status == Sample.Status.COMPLETED
+    assert sample.metadata["start_rollout_id"] == 0 and sample.loss_mask == [1] * 4
