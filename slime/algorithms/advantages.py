@@ -2,7 +2,7 @@
 
 `compute(estimator, AdvantageInputs(...))` is what the trainer calls, once per rollout, with *full* responses (under
 context parallelism: gathered first, sliced again after). Estimators are functions of AdvantageInputs that return
-(advantages, returns), one tensor per sample each; ESTIMATORS maps the names, a dotted path names a user's function.
+(advantages, returns), one tensor per sample each; ESTIMATORS maps the names, a path names a user's function.
 
 Invariants: inputs are never modified (the logged KL stays the KL); shapes come from the response lengths alone;
 outputs carry no gradient. Group-relative estimators receive rewards that `rewards.py` has normalised already.
@@ -10,7 +10,6 @@ outputs carry no gradient. Group-relative estimators receive rewards that `rewar
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from slime.algorithms.numeric import working_precision
 from slime.algorithms.scan import discounted_returns
+from slime.utils.misc import load_function
 
 Rows = list[torch.Tensor]
 
@@ -62,21 +62,34 @@ def compute(estimator: str, inputs: AdvantageInputs) -> tuple[Rows, Rows]:
     """Return (advantages, returns), one [L_i] tensor per sample.
 
     Raises:
-        ValueError: unknown estimator name, or critic values missing for `ppo`.
+        ValueError: unknown estimator name, critic values missing for `ppo`, or a user's result that does not fit the samples.
     """
-    return resolve(estimator)(inputs)
+    columns = resolve(estimator)(inputs)
+    if estimator not in ESTIMATORS:
+        _check_columns(estimator, columns, inputs.response_lengths)
+    return columns
+
+
+def _check_columns(estimator: str, columns, lengths: Sequence[int]) -> None:
+    """Refuse what a user's estimator returned unless it is one row of the right length per sample, twice."""
+    for name, rows in zip(("advantages", "returns"), columns, strict=True):
+        found = [len(row) for row in rows]
+        if found != list(lengths):
+            raise ValueError(
+                f"--advantage-estimator {estimator}: {name} have lengths {found[:8]}, the responses {list(lengths)[:8]}"
+            )
 
 
 def resolve(estimator: str) -> Callable[[AdvantageInputs], tuple[Rows, Rows]]:
-    """Return the function behind an estimator name or a dotted path."""
+    """Return the function behind an estimator name or a path (dotted, or `file.py:function`)."""
     if estimator in ESTIMATORS:
         return ESTIMATORS[estimator]
-    module_name, _, attribute = estimator.rpartition(".")
-    if not module_name:
+    if "." not in estimator:
         raise ValueError(
-            f"--advantage-estimator {estimator!r} is unknown; choose one of {', '.join(ESTIMATORS)} or a dotted path"
+            f"--advantage-estimator {estimator!r} is unknown; choose one of {', '.join(ESTIMATORS)}, or a path of yours "
+            "(package.module.function or file.py:function)"
         )
-    return getattr(importlib.import_module(module_name), attribute)
+    return load_function(estimator)
 
 
 def outcome(inputs: AdvantageInputs) -> tuple[Rows, Rows]:

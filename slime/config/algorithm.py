@@ -14,7 +14,7 @@ ALGORITHM = section(
     "algorithm",
     "slime/backends/megatron_utils",
     [
-        F("--advantage-estimator", "how rewards become advantages", default="grpo", choices=ESTIMATORS, src="S"),
+        F("--advantage-estimator", f"how rewards become advantages: {', '.join(ESTIMATORS)}, or a callable of yours by path", default="grpo", src="S"),
         F("--loss-type", "what is minimised", default="policy_loss", choices=("policy_loss", "sft_loss", "custom_loss"), src="U"),
         F("--custom-loss-function-path", "callable used with --loss-type custom_loss", "hook", src="U"),
         F("--disable-compute-advantages-and-returns", "no advantages: SFT and custom losses", dest="compute_advantages_and_returns", action="false", default=True, src="U"),
@@ -58,6 +58,7 @@ OFF_POLICY = section(
         F("--tis-clip-low", "lower clamp of the weight", "float", 0.0, src="U"),
         F("--custom-tis-function-path", "callable -> (pg_loss, masks, metrics)", "hook", src="U"),
         F("--get-mismatch-metrics", "report how far trainer and engine log-probs differ", action="true", default=False, src="U"),
+        F("--mismatch-alarm", "warn when the mean log-prob difference of trainer and engine exceeds this; 0 never warns; not given: 0.001 where both compute in fp32 with the same weights, else 0.1", "float", src="O"),
         F("--use-opsm", "drop sequences with negative advantage whose KL exceeds --opsm-delta", action="true", default=False, src="U"),
         F("--opsm-delta", "bound of --use-opsm", "float", 1e-4, src="U"),
         F("--keep-old-actor", "the trainer keeps the rollout policy as the old policy", action="true", default=False, src="U"),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from slime.config import algorithm, checkpoint_paths, megatron_values, validate
 from slime.config.eval_datasets import build_eval_datasets
 from slime.config.model_shape import fill_shape
-from slime.config.paths import make_paths_absolute, split_slice
+from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
 from slime.config.spec import UserError
 from slime.config.yaml_file import apply_custom_config
 
@@ -223,6 +223,8 @@ def loss_mask_type(run: Run) -> None:
 def algorithm_values(run: Run) -> None:
     """Values of the estimator and the losses that follow from others."""
     args = run.args
+    if args.advantage_estimator not in algorithm.ESTIMATORS:
+        args.advantage_estimator = absolute_hook(args.advantage_estimator)
     if args.eps_clip_high is None:
         args.eps_clip_high = args.eps_clip
     if args.advantage_estimator == "cispo" and args.eps_clip < 1:

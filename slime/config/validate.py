@@ -7,6 +7,7 @@ shows all problems. It does not see data rows or weights.
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import re
@@ -93,7 +94,7 @@ def _ranges(args, given) -> Problems:
             yield f"{spelling(dest)} {value}: must be above 0"
     not_negative = (
         "num_rollout start_rollout_id rollout_num_gpus num_data_workers lr weight_decay clip_grad max_staleness "
-        "partial_rollout_max_age"
+        "partial_rollout_max_age mismatch_alarm"
     )
     for dest in not_negative.split():
         value = getattr(args, dest)
@@ -169,6 +170,7 @@ def _algorithm(args, given) -> Problems:
     """Estimator, losses, corrections."""
     from slime.config.resolve import compares_responses
 
+    yield from _estimator(args.advantage_estimator)
     if args.n_samples_per_prompt == 1 and compares_responses(args):
         yield (
             f"--n-samples-per-prompt 1 with --advantage-estimator {args.advantage_estimator}: every advantage would be "
@@ -182,6 +184,9 @@ def _algorithm(args, given) -> Problems:
         yield "--use-rollout-logprobs and --use-tis exclude each other: with the first, both policies are the engine's"
     if args.get_mismatch_metrics and not args.custom_tis_function_path:
         yield "--get-mismatch-metrics needs --custom-tis-function-path, which computes them"
+    own_reducer = args.calculate_per_token_loss or args.custom_pg_loss_reducer_function_path
+    if args.advantage_estimator == "dr_grpo" and args.rollout_max_response_len is None and not own_reducer:
+        yield "--advantage-estimator dr_grpo needs --rollout-max-response-len, by which it divides every response's loss"
     if args.loss_type == "custom_loss" and not args.custom_loss_function_path:
         yield "--loss-type custom_loss needs --custom-loss-function-path"
     if args.tis_clip_low > args.tis_clip:
@@ -197,6 +202,21 @@ def _algorithm(args, given) -> Problems:
             f"{args.async_buffer_size} + update_weights_interval {args.update_weights_interval} - 1{partial} = {worst + age} "
             "versions old"
         )
+
+
+def _estimator(name: str) -> Problems:
+    """A known name, or the path of a function."""
+    if name in algorithm.ESTIMATORS:
+        return
+    file = split_file_hook(name)
+    if file and not os.path.isfile(file[0]):
+        yield f"--advantage-estimator {name}: no such file"
+    elif file and file[1] is None:
+        yield f"--advantage-estimator {name}: name the function too, file.py:function"
+    elif not file and "." not in name:
+        near = difflib.get_close_matches(name, algorithm.ESTIMATORS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        yield f"--advantage-estimator {name}: one of {', '.join(algorithm.ESTIMATORS)}, or a function by path{hint}"
 
 
 def _trainer(args, given) -> Problems:
@@ -317,6 +337,8 @@ def fit_to_async_loop(args: argparse.Namespace) -> None:
             "--colocate: train_async.py generates while it trains, so engines need slots of their own "
             "(--rollout-num-gpus), or use train.py"
         )
+    if args.mismatch_alarm is None:
+        args.mismatch_alarm = 0.1  # the gap holds the steps between generation and training
     if args.offload_train:
         args.offload_train = False
         args.start_notes.append("--offload-train is off: the trainer of train_async.py is never idle")

@@ -1,7 +1,7 @@
 """Which function of this package answers each operation of the vector kit.
 
 OPS maps an op name to `callable(inputs: dict) -> dict` with the keys of the vector's `expected`. To check another
-implementation, write a module with its own OPS and set the environment variable VECTOR_ADAPTER to its dotted name.
+implementation, write a module with its own OPS: `python -m tools.vectors --adapter its.dotted.name`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slime.algorithms import (
 from slime.algorithms import mis as mis_module
 from slime.algorithms import rewards as reward_module
 from slime.batching import context_parallel, schedule
-from slime.utils import misc
+from slime.utils import delta_codec, misc
 
 
 def t(values, dtype=torch.float64) -> torch.Tensor:
@@ -354,6 +354,17 @@ def cp_last_token_owner(i):
     return {"owner_rank": owner, "tokens_owned_by_rank0": share.num_tokens}
 
 
+def delta_encode(i):
+    old, new = bytes.fromhex(i["old_hex"]), bytes.fromhex(i["new_hex"])
+    payloads = {encoding: delta_codec.encode(old, new, encoding) for encoding in delta_codec.ENCODINGS}
+    assert all(delta_codec.decode(old, payload, encoding) == new for encoding, payload in payloads.items())
+    return {
+        **{f"{encoding}_hex": payload.hex() for encoding, payload in payloads.items()},
+        "changed_bytes": delta_codec.changed_bytes(old, new),
+        "adler32_new": delta_codec.adler32(new),
+    }
+
+
 OPS = {
     "approx_kl": approx_kl,
     "group_reward_norm": group_reward_norm,
@@ -389,4 +400,5 @@ OPS = {
     "lr_scheduler": lr_scheduler,
     "periodic": periodic,
     "cp_last_token_owner": cp_last_token_owner,
+    "delta_encode": delta_encode,
 }

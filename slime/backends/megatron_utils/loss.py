@@ -41,9 +41,15 @@ def reducer_for(args, batch: MicroBatch, data: dict, masks: list[torch.Tensor] |
 
 
 def pg_reducer_for(args, batch: MicroBatch, masks: list[torch.Tensor], default):
-    """Return the reducer of the policy-gradient term: the user's, or the default one."""
+    """Return the reducer of the policy-gradient term: the user's, the one of dr_grpo, or the default one.
+
+    dr_grpo divides every sample by one constant, the longest allowed response, instead of by its own length, which would
+    weigh a token of a short response more.
+    """
     if args.custom_pg_loss_reducer_function_path is None:
-        return default
+        if args.advantage_estimator != "dr_grpo" or args.calculate_per_token_loss:
+            return default
+        return make_reducer(masks, [float(args.rollout_max_response_len)] * len(masks))
     factory = load_function(args.custom_pg_loss_reducer_function_path)
     return factory(list(batch.total_lengths), list(batch.response_lengths), masks, args.calculate_per_token_loss)
 
@@ -84,6 +90,8 @@ def policy_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tens
         kl_loss = reducer(_kl_to_reference(args, batch, data, log_probs, old_rows))
         loss = loss + args.kl_loss_coef * kl_loss
         metrics["kl_loss"] = kl_loss
+    if "opd_reverse_kl" in data:
+        metrics["opd_reverse_kl"] = reducer_for(args, batch, data)(batch.flat(data, "opd_reverse_kl"))
     metrics.update(loss=loss, pg_loss=pg_loss, entropy_loss=entropy_loss)
     metrics.update(pg_clipfrac=reducer(pg.clipfrac), ppo_kl=reducer(pg.ppo_kl))
     if "rollout_log_probs" in data:

@@ -257,3 +257,9 @@ def test_custom_tis_functions_have_the_hook_shape():
     assert icepop_function(**call)[0].tolist() == [1.0, 0.0]
     _, masks, metrics = mis_function(**call)
     assert masks[0].tolist() == [1.0, 0.0] and all(name.startswith("mis_") for name in metrics)
+
+
+def test_a_result_that_does_not_fit_the_samples_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text("def short(inputs):\n    return [], []\n")
+    with pytest.raises(ValueError, match=r"own.py:short: advantages have lengths \[\], the responses \[2\]"):
+        advantages.compute(f"{tmp_path}/own.py:short", AdvantageInputs([1.0], [2], [torch.ones(2)]))

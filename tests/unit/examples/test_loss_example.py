@@ -35,3 +35,15 @@ def test_reinforce_takes_the_log_prob_of_each_response_token_of_packed_samples()
     torch.testing.assert_close(metrics["entropy_of_sampled"], -sum(table[row, token] for row, token, _ in terms))
     loss.backward()
     assert logits.grad[0, :, 10:].abs().max() == 0
+
+
+def test_own_estimator_fades_from_the_end_and_subtracts_the_kl():
+    from slime.algorithms import advantages
+
+    def rows(**options):
+        inputs = advantages.AdvantageInputs([2.0, -1.0], [3, 1], [torch.ones(3), torch.ones(1)], **options)
+        return advantages.compute(f"{LOSS.with_name('estimator.py')}:fading", inputs)[0]
+
+    assert [row.tolist() for row in rows(gamma=0.5)] == [[0.5, 1.0, 2.0], [-1.0]]
+    kl = [torch.tensor([0.5, 0.0, 0.0]), torch.tensor([1.0])]
+    torch.testing.assert_close(torch.cat(rows(gamma=0.5, kl=kl, kl_coef=0.2)), torch.tensor([0.4, 1.0, 2.0, -1.2]))

@@ -137,7 +137,7 @@ def test_siblings_of_one_rollout_count_once(model_dir):
     assert_same(reference, split)
 
 
-def test_sft_loss_trains_exactly_the_unmasked_response_tokens(model_dir):
+def test_fb_l14_sft_loss_trains_exactly_the_unmasked_response_tokens(model_dir):
     masks = [torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 1])]
     shard = make_shard(None, (9, 7), (4, 3), [[0, 1]], loss_masks=[m.int() for m in masks], global_batch_sizes=[2])
     flags = dict(
@@ -187,7 +187,7 @@ def test_custom_loss_sees_the_whole_stream(model_dir, tmp_path):
     assert got["steps"][0]["train/mine"] == pytest.approx(expected["steps"][0]["train/loss"], abs=1e-5)
 
 
-def test_non_finite_numbers_skip_the_step_and_name_the_sample(model_dir, caplog):
+def test_fb_l11_non_finite_numbers_skip_the_step_and_name_the_sample(model_dir, caplog):
     rewards = [0.3, -1.2, 2.0, float("nan"), -0.4, 1.1]
     shard = shard_of(CUTS["one_by_one"], rewards=rewards)
     with caplog.at_level(logging.WARNING):
@@ -197,7 +197,7 @@ def test_non_finite_numbers_skip_the_step_and_name_the_sample(model_dir, caplog)
     assert "[103]" in caplog.text and "parameters are unchanged" in caplog.text
 
 
-def test_huge_log_ratios_stay_finite(model_dir):
+def test_fb_l11_huge_log_ratios_stay_finite(model_dir):
     rollout = [torch.full((n,), -1000.0) for n in RESPONSES]
     rollout[1][0] = float("nan")
     difference, result = gradient(

@@ -179,8 +179,8 @@ def test_equal_rewards_are_dropped_with_their_value_as_reason(engine, make_args)
     assert len(generate_rollout(args, 0, create_data_source(args)).samples) == 2
 
 
-@pytest.mark.parametrize("value", [0.9, 0.1, 0.3, 0.5])
-def test_fb_r13_a_group_without_signal_is_dropped(make_args, value):
+@pytest.mark.parametrize("value", [0.9, 0.1, 0.3, 0.5, 0.6, 0.7])
+def test_fb_r13_fb_l05_a_group_without_signal_is_dropped(make_args, value):
     verdict = check_reward_nonzero_std(make_args(), [Sample(reward=value) for _ in range(8)])
     assert not verdict.keep and verdict.reason == f"zero_std_{round(value, 1)}"
 
