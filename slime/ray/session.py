@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from slime.config import checkpoint_dirs
 from slime.observability.console import Console
+from slime.observability.mismatch_alarm import MismatchAlarm
 from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
@@ -76,6 +77,7 @@ class Session:
         self._engine_urls: list[str] = []
         self._manager = self._actor = None
         self._report = RoundReport()
+        self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
@@ -223,6 +225,9 @@ class Session:
             for step, metrics in result.get("steps", {}).items():
                 self._log(metrics, "train/step", step)
             self._log(result.get("rollout", {}), "rollout/step", rollout_id)
+        warning = self._mismatch.text(rollout_id, self._report.metrics)
+        if warning is not None:
+            self.console.say(warning)
         self._log(prompts, "rollout/step", rollout_id)
 
     def update_weights(self) -> None:

@@ -57,6 +57,13 @@ def test_metrics_of_a_run_are_documented_and_its_data_may_be_streamed(train, wor
         *("--use-kl-loss", "--kl-loss-coef", "0.01", "--use-tis", "--num-steps-per-rollout", 2, "--log-passrate"),
         *("--eval-prompt-data", "held_out", f"{workspace.data}@[0:4]", "--eval-interval", 2, "--save-interval", 2),
         *("--n-samples-per-eval-prompt", 2, "--custom-rm-path", tmp_path / "hook.py"),
+        *("--advantage-estimator", f"{HOOKS}/estimator.py:fading", "--gamma", 0.9, "--mismatch-alarm", "1e-12"),
     )
     assert undocumented(run) == set()
+    assert run.series("rollout/train_rollout_alarm") == [
+        1.0,
+        1.0,
+    ]  # no two kernels agree to 1e-12: the console says so, once
+    assert run.output.count("trainer and engine disagree") == 1 and "--check-weight-update-equal" in run.output
+    assert all(0.999 < ess < 1.0001 for ess in run.series("rollout/train_rollout_ess"))
     assert len(run.metrics("train/step")) == 4 and {"eval/held_out"} <= run.metrics("eval/step")[0].keys()

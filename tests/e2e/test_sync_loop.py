@@ -25,6 +25,8 @@ def test_quick_start_command_of_the_documents_runs(train, tmp_path):
     kl = run.series("train/kl_loss")
     assert abs(kl[0]) < 1e-8 and len(kl) == 2
     assert max(run.series("train/train_rollout_logprob_abs_diff")) < 1e-4
+    assert max(run.series("rollout/train_rollout_logprob_abs_diff")) < 1e-4
+    assert run.series("rollout/train_rollout_alarm") == [0.0, 0.0] and "WARNING" not in run.output
     assert "math" in run.output  # no --rm-type: said at start
     assert not processes_of(tmp_path)
 

@@ -186,14 +186,12 @@ class MegatronActor:
         Returns: on the main rank {"steps": {step: {"train/...": x}}, "rollout": {"rollout/...": x, "perf/...": x}},
         on the others {}.
         """
-        from slime.backends.megatron_utils import metrics
-
         assert not self.offload.is_asleep, "training a sleeping rank"
         with self._timers("train"):
             data, batches = self._prepare(rollout_id, shard)
             with self._timers("actor_train"):
-                steps = self._run_steps(rollout_id, data, batches)
-            rollout = metrics.rollout_metrics(self.args, data) if self._is_last_stage else {}
+                steps, first_step = self._run_steps(rollout_id, data, batches)
+            rollout = self._rollout_metrics(data, first_step) if self._is_last_stage else {}
             self._update_reference(rollout_id)
             self._dump(rollout_id, data)
         rollout.update(self._performance(data))
@@ -240,10 +238,11 @@ class MegatronActor:
             columns = log_prob_pass(self.args, self.model, batches, with_entropy=with_entropy, routing=routing)
         return {f"{prefix}{name}": column for name, column in columns.items()}
 
-    def _run_steps(self, rollout_id: int, data: dict, batches) -> dict[int, dict[str, float]]:
+    def _run_steps(self, rollout_id: int, data: dict, batches) -> tuple[dict[int, dict[str, float]], dict]:
+        """Return (metrics by step, log-probs of the first step's forward by shard position)."""
         from slime.backends.megatron_utils.data import samples_without_advantage
 
-        reports, captured = {}, {}
+        reports, captured, first_step = {}, {}, {}
         per_rollout = len(data["num_microbatches"])
         self.progress.set_total("train", sum(data["num_microbatches"]))
         idle = samples_without_advantage(data) if self.args.skip_zero_advantage else frozenset()
@@ -253,12 +252,21 @@ class MegatronActor:
             size = data["global_batch_sizes"][step_id]
             report = self.runner.run(rollout_id, step_id, micro_batches, data, size)
             captured.update(report.log_probs)
+            first_step = first_step or report.log_probs
             prefix = "train/critic-" if self.role == "critic" else "train/"
             step = rollout_id * per_rollout + step_id
             reports[step] = {f"{prefix}{name}": value for name, value in report.metrics.items()}
         if "log_probs" not in data and per_rollout == 1 and len(captured) == len(data["tokens"]):
             data["log_probs"] = [captured[i] for i in range(len(captured))]
-        return reports
+        return reports, first_step
+
+    def _rollout_metrics(self, data: dict, first_step: dict) -> dict[str, float]:
+        from slime.backends.megatron_utils import metrics, mismatch
+
+        report = metrics.rollout_metrics(self.args, data)
+        if self.role == "actor" and self.args.loss_type == "policy_loss":
+            report.update(mismatch.mismatch_metrics(self.args, data, first_step))
+        return report
 
     def _update_reference(self, rollout_id: int) -> None:
         interval = self.args.ref_update_interval

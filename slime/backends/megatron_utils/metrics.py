@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from slime.algorithms.kl import approx_kl
 from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.utils import device
 
@@ -60,8 +61,22 @@ def step_metrics(
     }
 
 
+def _with_measured_kl(args, data: dict) -> dict:
+    """Return the data with the KL of old policy and reference, or without one where it cannot be measured.
+
+    The estimators' own column holds zeros when nobody needed the log-probs before the steps.
+    """
+    log_probs = data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
+    reference = data.get("ref_log_probs")
+    others = {key: value for key, value in data.items() if key != "kl"}
+    if "kl" not in data or log_probs is None or reference is None:
+        return others
+    return others | {"kl": [approx_kl(a, b, args.kl_loss_type) for a, b in zip(log_probs, reference, strict=True)]}
+
+
 def rollout_metrics(args, data: dict) -> dict[str, float]:
     """Return `rollout/<key>` of the data as it was trained on, the same on every rank of the last stage."""
+    data = _with_measured_kl(args, data)
     masks = data["loss_masks"]
     reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
     tokens = num_tokens(masks) if args.calculate_per_token_loss else 0
