@@ -89,16 +89,17 @@ class _LogProbs(torch.autograd.Function):
         num_rows = logits.shape[0]
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_probs, lse, full_lse, mean_logit = (logits.new_zeros(num_rows, dtype=dtype) for _ in range(4))
+        scratch = logits.new_empty(min(num_rows, plan.rows_per_block), logits.shape[1], dtype=dtype)
         for start in range(0, num_rows, plan.rows_per_block):
             block = slice(start, start + plan.rows_per_block)
             z = _scaled(logits[block], plan.temperature)
             local, owned = _local_targets(targets[block], plan.vocab_start, z.shape[1])
             target_logit = z.gather(1, local[:, None])[:, 0].masked_fill(~owned, 0.0)
-            full_lse[block], mean_logit[block] = _logsumexp_and_mean(z, plan, plan.with_entropy)
+            full_lse[block], mean_logit[block] = _logsumexp_and_mean(z, plan, plan.with_entropy, scratch)
             lse[block] = full_lse[block]
             if keep is not None:
                 kept = z.masked_fill(~_kept(keep[block], local, owned), float("-inf"))
-                lse[block], _ = _logsumexp_and_mean(kept, plan, False)
+                lse[block], _ = _logsumexp_and_mean(kept, plan, False, scratch)
             log_probs[block] = plan.reduce_sum(target_logit) - lse[block]
         ctx.save_for_backward(logits, targets, keep, lse, full_lse, mean_logit)
         ctx.plan = plan
@@ -115,7 +116,8 @@ class _LogProbs(torch.autograd.Function):
             z = _scaled(logits[block], plan.temperature)
             local, owned = _local_targets(targets[block], plan.vocab_start, z.shape[1])
             g = (grad_log_probs[block] / plan.temperature).to(z.dtype)
-            out = torch.exp(z - lse[block, None])
+            same = grad.dtype == z.dtype  # then the gradient is made where it belongs
+            out = torch.sub(z, lse[block, None], out=grad[block] if same else torch.empty_like(z)).exp_()
             if keep is not None:
                 out.masked_fill_(~_kept(keep[block], local, owned), 0.0)
             out.mul_(-g[:, None])
@@ -124,7 +126,8 @@ class _LogProbs(torch.autograd.Function):
                 p = torch.exp(z - full_lse[block, None])
                 slope = _without_nan(p.mul_(mean_logit[block, None] - z))
                 out.addcmul_(slope, (grad_entropy[block] / plan.temperature).to(z.dtype)[:, None])
-            grad[block] = out
+            if not same:
+                grad[block] = out
         return grad, None, None, None
 
 
@@ -146,13 +149,15 @@ def _kept(keep: torch.Tensor, local: torch.Tensor, owned: torch.Tensor) -> torch
     return keep.scatter(1, local[:, None], keep.gather(1, local[:, None]) | owned[:, None])
 
 
-def _logsumexp_and_mean(z: torch.Tensor, plan: _Plan, with_mean: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _logsumexp_and_mean(
+    z: torch.Tensor, plan: _Plan, with_mean: bool, scratch: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (logsumexp, sum of p*z) per row from one pass of exp; the second is 0 when not asked for.
 
-    Logits of minus infinity contribute 0.
+    Logits of minus infinity contribute 0. `scratch` [at least the rows of z, V] is overwritten.
     """
     top = plan.reduce_max(z.amax(dim=1))
-    weights = (z - top[:, None]).exp_()
+    weights = torch.sub(z, top[:, None], out=scratch[: z.shape[0]]).exp_()
     total = weights.sum(dim=1)
     if not with_mean:
         return top + torch.log(plan.reduce_sum(total)), torch.zeros_like(top)

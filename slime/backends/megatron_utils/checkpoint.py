@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from slime.backends.megatron_utils import optimizer_fixes
+from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
 from slime.backends.megatron_utils.model_provider import unwrap
 from slime.utils import device
@@ -116,6 +116,7 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
     if with_optimizer:
         optimizer.load_state_dict(loaded["optimizer"])
         optimizer_fixes.unshare_steps(optimizer)
+        shortcuts.fuse_adam(optimizer)
         _load_schedule(args, scheduler, loaded["scheduler"])
     elif optimizer is not None:
         optimizer.reload_model_params()

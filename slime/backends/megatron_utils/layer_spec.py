@@ -31,12 +31,13 @@ def _local_spec(config):
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-    from slime.backends.megatron_utils import packed_rope
+    from slime.backends.megatron_utils import packed_rope, shortcuts
     from slime.backends.megatron_utils.local_layers import RMSNorm
 
     if config.normalization != "RMSNorm":
         raise ValueError(f"--normalization {config.normalization} needs Transformer Engine; RMSNorm works everywhere")
     packed_rope.install()
+    shortcuts.plain_linears()
     kinds = {has_experts: _local_layer(config, has_experts) for has_experts in set(layers_with_experts(config))}
     first = get_transformer_layer_offset(config)
     here = layers_with_experts(config)[first : first + get_num_layers_to_build(config)]
@@ -53,7 +54,7 @@ def layers_with_experts(config) -> list[bool]:
 def _local_layer(config, has_experts: bool):
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    from slime.backends.megatron_utils.local_layers import RMSNorm, SDPACoreAttention
+    from slime.backends.megatron_utils.local_layers import RMSNorm, SDPACoreAttention, swiglu
 
     layer = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if has_experts else None,
@@ -62,6 +63,8 @@ def _local_layer(config, has_experts: bool):
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    if config.use_te_activation_func:  # Megatron's name for an activation that takes gate and up together
+        parts.mlp.submodules.activation_func = swiglu
     attention = parts.self_attention.submodules
     attention.core_attention = SDPACoreAttention
     if config.qk_layernorm:

@@ -1,4 +1,4 @@
-"""The two layers that megatron-core lacks without Transformer Engine: RMSNorm and attention over packed sequences.
+"""What megatron-core lacks without Transformer Engine: RMSNorm, attention over packed sequences, a lean SwiGLU.
 
 Both follow the constructor signatures that Megatron's layer specs call. Attention is causal, with grouped queries, on
 torch's scaled dot product; it takes packed streams (THD) and plain [S, B, H, D].
@@ -32,6 +32,32 @@ class RMSNorm(torch.nn.Module):
         if x.dtype == torch.float32:
             return F.rms_norm(x, (x.size(-1),), scale, self.eps)
         return scale * F.rms_norm(x.float(), (x.size(-1),), None, self.eps).to(x.dtype)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up of [..., gate, up]; the `activation_func` of an MLP spec."""
+    return _SwiGLU.apply(gate_up)
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps its input alone and writes both halves of the gradient in place."""
+
+    @staticmethod
+    def forward(ctx, gate_up):
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        whole = torch.empty_like(gate_up)
+        grad_gate, grad_up = whole.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
+        torch.mul(grad, F.silu(gate), out=grad_up)
+        return whole
 
 
 class SDPACoreAttention(MegatronModule):

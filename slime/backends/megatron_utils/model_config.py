@@ -69,7 +69,7 @@ def transformer_config(args):
             values[field.name] = _typed(field.name, given[name])
     if values.get("moe_token_dispatcher_type", "allgather") == "allgather":
         values["moe_token_dispatcher_type"] = "alltoall"  # all-gather cannot take sequences of different lengths
-    values.update(_precision(args), **_architecture(args), **_machine())
+    values.update(_precision(args), **_architecture(args), **_machine(), **_lean_activation(args))
     return TransformerConfig(**values)
 
 
@@ -107,3 +107,9 @@ def _machine() -> dict:
     if device.has_accelerator():
         return {"gradient_accumulation_fusion": False, "apply_rope_fusion": False, **without}
     return {"use_cpu_initialization": True, **dict.fromkeys(_GPU_FUSIONS, False), **without}
+
+
+def _lean_activation(args) -> dict:
+    """Have the MLP hand gate and up to one function together (`local_layers.swiglu`), where the layers are ours."""
+    is_ours = not device.has_accelerator() and args.swiglu and not args.num_experts
+    return {"use_te_activation_func": True} if is_ours else {}

@@ -11,7 +11,7 @@ import re
 
 import torch
 
-from slime.backends.megatron_utils import optimizer_fixes
+from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.model_config import DTYPES
 from slime.backends.megatron_utils.parameters import is_expert
 
@@ -65,6 +65,7 @@ def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
     )
     wrapped = DistributedDataParallel(config, ddp_config, model)
     wrapped.broadcast_params()
+    shortcuts.skip_lonely(wrapped)
     return wrapped
 
 
@@ -75,8 +76,10 @@ def build_optimizer(args, model: list):
     from megatron.core.utils import get_model_config
 
     optimizer_fixes.install()
+    shortcuts.list_kernels()
     optimizer = get_megatron_optimizer(optimizer_config(args), model)
     optimizer_fixes.give_initialisers(optimizer)
+    shortcuts.fuse_adam(optimizer)
     config = get_model_config(model[0])
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads

@@ -10,6 +10,29 @@ from __future__ import annotations
 import torch
 
 
+class _Rotate(torch.autograd.Function):
+    """x * cos + (-second half, first half) * sin in three passes, and back: the transposed rotation of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        half = x.size(-1) // 2
+        out = x * cos
+        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        half = grad.size(-1) // 2
+        out = grad * cos
+        out[..., :half].addcmul_(grad[..., half:], sin[..., half:])
+        out[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
+        return out, None, None
+
+
 class PackedRope:
     """Callable with the signature of Megatron's `_apply_rotary_pos_emb_thd`; remembers the last micro-batch."""
 
@@ -25,8 +48,7 @@ class PackedRope:
         cos, sin = self._angles(cu_seqlens, freqs, mscale, t.dtype)
         width = cos.size(-1)
         rotated, rest = t[..., :width], t[..., width:]
-        first, second = rotated.chunk(2, dim=-1)
-        rotated = rotated * cos + torch.cat((-second, first), dim=-1) * sin
+        rotated = _Rotate.apply(rotated, cos, sin)
         return rotated if rest.size(-1) == 0 else torch.cat((rotated, rest), dim=-1)
 
     def _angles(self, cu_seqlens, freqs, mscale, dtype):

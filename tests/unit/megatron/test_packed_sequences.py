@@ -106,3 +106,18 @@ def test_pack_predicts_exactly_the_response_tokens():
     assert batch.targets.tolist() == [7, 8, 11]
     with pytest.raises(ValueError, match="no prompt token"):
         pack(tokens, [4, 1], [0, 1], 1, torch.device("cpu"))
+
+
+def test_rotation_and_swiglu_have_the_gradients_of_their_formulas():
+    from slime.backends.megatron_utils.local_layers import swiglu
+    from slime.backends.megatron_utils.packed_rope import _Rotate
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 3, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    angles = torch.randn(7, 1, 4, generator=generator, dtype=torch.float64).repeat(1, 1, 2)
+    assert torch.autograd.gradcheck(lambda t: _Rotate.apply(t, angles.cos(), angles.sin()), x)
+    first, second = x.chunk(2, dim=-1)
+    expected = x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
+    torch.testing.assert_close(_Rotate.apply(x, angles.cos(), angles.sin()), expected)
+    assert torch.autograd.gradcheck(swiglu, x)
+    torch.testing.assert_close(swiglu(x), F.silu(first) * second)
