@@ -32,12 +32,36 @@ def test_files_shown_in_documents_are_current():
     assert stale == [], "run make docs"
 
 
+def test_every_estimator_has_a_page_and_the_code_that_pages_name_exists():
+    from slime.algorithms.advantages import ESTIMATORS
+
+    assert {f"algorithms/{name}" for name in ESTIMATORS} <= set(ALGORITHMS)
+    for page in (ROOT / "docs" / "algorithms").glob("*.md"):
+        for path, name in re.findall(r"`(slime/[\w/]+\.py)(?:: (\w+))?", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+            assert not name or re.search(rf"^def {name}\b", (ROOT / path).read_text(), re.M), (
+                f"{page.name}: {path}: {name}"
+            )
+
+
 def test_every_hook_example_is_shown():
     shown = set(re.findall(r"<!-- file: examples/hooks/(\S+) -->", (ROOT / "docs" / "hooks.md").read_text()))
     assert shown == {path.name for path in (ROOT / "examples" / "hooks").glob("*.py")}
 
 
-@pytest.mark.parametrize("name", ["data", "hooks", "metrics", "troubleshooting"])
+ALGORITHMS = [f"algorithms/{page.stem}" for page in sorted((ROOT / "docs" / "algorithms").glob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data",
+        "hooks",
+        "metrics",
+        "troubleshooting",
+        *sorted(set(ALGORITHMS) - {"algorithms/vectors", "algorithms/README"}),
+    ],
+)
 def test_flags_in_the_documents_exist(name):
     from slime.config.parse import build_parser
 

@@ -22,7 +22,11 @@ def run(script: str, *words: str, deadline_s: float = 300) -> str:
 
 
 @pytest.mark.parametrize(
-    "script", ["grpo_vs_trl.py", "round_profile.py", "engine.py", "partial_rollout.py", "streaming_data.py"]
+    "script",
+    [
+        *("grpo_vs_trl.py", "round_profile.py", "engine.py", "partial_rollout.py", "streaming_data.py"),
+        *("train_step.py", "algorithm_curves.py"),
+    ],
 )
 def test_help_says_how_to_run_it(script):
     assert f"python benchmarks/{script}" in run(script, "--help")
@@ -50,6 +54,35 @@ def test_streaming_data_on_a_small_file_starts_and_goes_on_in_the_middle():
 def test_partial_rollout_smoke_measures_the_three_ways():
     result = json.loads(run("partial_rollout.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
     assert set(result["ways"]) == {"none", "over_sampling", "partial"} and result["ratio"] > 0 < result["ratio_none"]
+
+
+def test_train_step_smoke_compares_equal_work():
+    """The script refuses to time two sides whose losses or gradient norms differ."""
+    result = json.loads(run("train_step.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
+    assert set(result["cases"]) == {"equal", "long_tail", "fixed"} and result["ratio"] > 0
+    assert result["cases"]["long_tail"]["tokens"] < result["cases"]["long_tail"]["padded_tokens"]
+
+
+def test_pages_and_pictures_of_the_algorithms_show_the_recorded_numbers():
+    from benchmarks import algorithm_curves as curves
+
+    for page in curves.PAGES.glob("*.md"):
+        assert curves.fill(page.read_text()) == page.read_text(), (
+            f"{page}: python benchmarks/algorithm_curves.py --draw"
+        )
+    for path in curves.CURVES.glob("*.json"):
+        assert path.with_suffix(".svg").read_text() == curves.picture(json.loads(path.read_text()))
+
+
+def test_a_curve_is_drawn_between_its_marks():
+    from benchmarks import algorithm_curves as curves
+
+    curve = {"label": "reward", "settings": "x", "held_out": {"greedy": [0.1, 0.5]}, "values": [0.0, 1.0, 2.0, 3.0]}
+    block = curves.block("grpo", curve)
+    assert "| reward, mean of five rounds | 1.500 | 1.500 |" in block and "| 0.100 | 0.500 |" in block
+    assert curves.MARK.sub("", block) == ""
+    svg = curves.picture(curve)
+    assert svg.count("<polyline") == 2 and svg.startswith("<svg")
 
 
 def test_cpu_record_interpolates_between_samples():
