@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test conformance lint format docs size clean
+.PHONY: help install quickstart test test-gpu conformance lint format docs size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ quickstart: $(STAMP)  ## a whole GRPO run on this machine's CPU, in minutes
 
 test: $(STAMP)  ## all tests that need no GPU
 	$(BIN)/python -m pytest -q -m "not gpu" $(PYTEST_ARGS)
+
+test-gpu: $(STAMP)  ## the tests that need one GPU, at most 8 minutes; they skip without one
+	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)
 
 conformance: $(STAMP) $(SGLANG_STAMP)  ## the engine tests against a real SGLang on CPU (2 GB in .venv-sglang), and a GRPO job with it
 	$(BIN)/python tools/conformance/run.py --sglang-python $(SGLANG_VENV)/bin/python $(ARGS)
