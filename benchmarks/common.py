@@ -168,6 +168,18 @@ class TreeCpu(threading.Thread):
     def pids(self, label: str) -> list[int]:
         return [pid for pid, found in self._labels.items() if found == label]
 
+    def labels(self) -> dict[int, str]:
+        """Part of the run by process id."""
+        return dict(self._labels)
+
+
+def thread_name(pid: int, thread: int) -> str:
+    """Name of a thread as the system knows it; "" when it is gone. Python's own threads are called like their process."""
+    try:
+        return Path(f"/proc/{pid}/task/{thread}/comm").read_text().strip()
+    except OSError:
+        return ""
+
 
 def thread_seconds(pid: int) -> dict[int, float]:
     """CPU seconds of each thread of a process, by thread id."""

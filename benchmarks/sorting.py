@@ -1,7 +1,8 @@
 """The benchmark's task, data and models: sort digits, graded by exact match.
 
-Two shapes: `bench` (8 digits, 3.2 million parameters) and `quickstart` (6 digits, 0.43 million). The start model is
-made once by a short SFT through `train.py` and kept under outputs/benchmarks.
+Shapes: `bench` (8 digits, 3.2 million parameters), `quickstart` (6 digits, 0.43 million), whose start models are made once
+by a short SFT through `train.py` and kept under outputs/benchmarks, and `135m` (random weights of SmolLM2-135M's shape: for
+costs, nothing is learned).
 """
 
 from __future__ import annotations
@@ -55,6 +56,20 @@ SHAPES = {
         warmup=10,
         sft_rounds=50,
     ),
+    "135m": Shape(
+        "135m",
+        digits=24,
+        model={
+            **{"arch": "llama", "hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "ffn": 1536},
+            "vocab": 49152,
+        },
+        prompts=4,
+        samples=8,
+        max_new=32,
+        lr=1e-6,
+        warmup=1,
+        sft_rounds=0,
+    ),
     "smoke": Shape(
         "smoke",
         digits=3,
@@ -107,7 +122,7 @@ def prepare(shape: Shape, *, fresh: bool = False, cores: str | None = None) -> P
     is_smoke = shape.name == "smoke"
     write_data(folder, shape.digits, 0, 200 if is_smoke else NUM_TRAIN, 20 if is_smoke else NUM_HELD_OUT)
     start = folder / "model" if shape.sft_rounds == 0 else folder / "untrained"
-    make_tiny_model(start, arch="qwen3", tied=True, seed=0, max_positions=256, **shape.model)
+    make_tiny_model(start, **{"arch": "qwen3", "tied": True, "seed": 0, "max_positions": 256, **shape.model})
     common_row = {"path": str(folder / "eval.jsonl"), "input_key": "prompt", "label_key": "label"}
     common_row["max_response_len"] = shape.max_new
     sets = [

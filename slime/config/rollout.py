@@ -30,6 +30,7 @@ ROLLOUT = section(
         F("--rollout-seed", "seed of prompt order and of sampling", "int", 42, src="U"),
         F("--rollout-batch-size", "prompts per round", "int", 32, src="S"),
         F("--n-samples-per-prompt", "responses per prompt; 8 when not given and the estimator compares responses of a prompt", "int", 1, src="S"),
+        F("--group-requests", "one engine request for the fresh samples of a prompt instead of one each; auto: with the embedded engine and responses of at most 512 tokens", default="auto", choices=("auto", "always", "never"), src="O"),
         F("--over-sampling-batch-size", "prompts fetched each time the pool runs low; rollout batch size when not given", "int", src="U"),
         F("--dynamic-sampling-filter-path", "callable that keeps or drops the group of a prompt", "hook", src="U"),
         F("--partial-rollout", "unfinished groups go back to the buffer and continue later", action="true", default=False, src="U"),

@@ -160,7 +160,9 @@ class CallParser:
         requests = []
         for i in range(params.n):
             if params.sampling_seed is not None:
-                seed = sampler.seed_of("sampling_seed", params.sampling_seed, i)
+                seed = sampler.seed_of(
+                    "sampling_seed", params.sampling_seed + i, 0
+                )  # as n requests whose seeds count up
             else:
                 seed = sampler.seed_of("engine", limits.random_seed, identity, i)
             requests.append(

@@ -17,6 +17,7 @@ import functools
 import inspect
 import logging
 import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 _stack: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("slime_trace_stack", default=())
 _warned_functions: set[str] = set()
+_ids = random.Random(os.urandom(16))
+os.register_at_fork(after_in_child=lambda: _ids.seed(os.urandom(16)))
 
 
 @dataclass
@@ -202,8 +205,8 @@ def trace_function(
 
 
 def _new_id() -> str:
-    """Return 16 hex digits; cheaper than a UUID."""
-    return os.urandom(8).hex()
+    """Return 16 hex digits; cheaper than a UUID, and independent of the random state that users seed."""
+    return f"{_ids.getrandbits(64):016x}"
 
 
 def _new_carrier(sample_id, group_id) -> dict:

@@ -72,13 +72,19 @@ def connect(args, num_slots: int) -> bool:
 
 
 def _local_head(args, num_slots: int) -> dict:
-    """Options of the head node on this machine: no telemetry, no idle workers started ahead."""
+    """Options of the head node on this machine: no telemetry, no workers started ahead or kept for later."""
     for name, value in {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
         "RAY_raylet_start_wait_time_s": "300",  # on a busy machine Ray's 30 s are not enough
         "RAY_worker_niceness": "0",  # Ray's 15 starves the run as soon as anything else wants the cores
         "RAY_DEDUP_LOGS": "0",
+        "RAY_num_workers_soft_limit": "0",  # workers that Ray started and has no use for end after a second
+        "RAY_enable_metrics_collection": "0",  # nobody reads Ray's own metrics here
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_memory_monitor_refresh_ms": "1000",
+        "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files every LOG_NAME_UPDATE_INTERVAL_S only
+        "LOG_NAME_UPDATE_INTERVAL_S": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }.items():
         os.environ.setdefault(name, value)

@@ -29,6 +29,7 @@ from slime.ray.rollout_manager import OBSERVING, RolloutManager
 from slime.ray.slot_turns import SlotTurns
 from slime.ray.wait import wait_for
 from slime.utils.misc import should_run_periodic_action
+from slime.utils.platform import process_age_s
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Session:
         self._report = RoundReport()
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
+        self._has_generated = False
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
@@ -179,6 +181,7 @@ class Session:
     def begin_generate(self, rollout_id: int) -> Generation:
         """Queue a round; the rollout process generates one at a time."""
         self._turns.to_generation()
+        self._log_startup("rollout/step", rollout_id)
         return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
 
     def finish_generate(self, generation: Generation) -> list:
@@ -250,6 +253,7 @@ class Session:
         if not self._engine_urls:
             return {}
         self._turns.to_generation()
+        self._log_startup("eval/step", rollout_id)
         with self._timed("eval", rollout_id):
             metrics = wait_for(
                 self._manager.eval.remote(rollout_id),
@@ -338,6 +342,12 @@ class Session:
         """Show a snapshot; returns what has to change for the run to count as alive."""
         self.console.update(snapshot)
         return {name: phase["done"] for name, phase in snapshot["phases"].items()}
+
+    def _log_startup(self, step_key: str, step: int) -> None:
+        """When the engines are asked for the first time: how long that took from the start of the command."""
+        if not self._has_generated:
+            self._has_generated = True
+            self.tracker.log({"perf/startup_time": process_age_s()}, step_key, step)
 
     def _log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
         if metrics:

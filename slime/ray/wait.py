@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_POLL_S = 0.25
+_POLL_S = 1.0  # of progress only: results and failures of a single reference wake the wait at once
 # What a worker raises about the user's flags, files and hooks; everything else is a failure of the run.
 _USER_ERRORS = (ValueError, FileNotFoundError, ImportError)
 
@@ -15,7 +15,7 @@ def wait_for(references, what: str, *, deadline_s: float, on_poll: Callable[[], 
     """The value(s) of ``references``; the first failure ends the wait at once.
 
     Args:
-        deadline_s: longest time without a sign of life. ``on_poll`` is called several times a second, and whenever its value
+        deadline_s: longest time without a sign of life. ``on_poll`` is called about once a second, and whenever its value
             changes (a progress snapshot) the clock starts anew.
 
     Raises:

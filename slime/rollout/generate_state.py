@@ -75,6 +75,7 @@ class GenerateState(metaclass=_OnePerLoop):
                 shared = _shared[id(args)] = _PerArgs(args)
         self.tokenizer, self.processor, self.progress = shared.tokenizer, shared.processor, shared.progress
         self.semaphore = asyncio.Semaphore(max(1, args.sglang_server_concurrency * num_engines(args)))
+        self.group_turn = asyncio.Lock()  # held while a group collects its permits
         self.plain_rewards = asyncio.Semaphore(NUM_PLAIN_REWARDS)
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
@@ -132,6 +133,14 @@ def train_sampling_params(args) -> dict[str, Any]:
 def uses_sampling_seeds(args) -> bool:
     """Whether requests carry a seed: always with the embedded engine, else under deterministic inference."""
     return args.rollout_engine == "embedded" or bool(args.sglang_enable_deterministic_inference)
+
+
+def round_seed(args, rollout_id: int, index: int, num_tokens: int) -> int:
+    """Seed of a training request; those of neighbouring samples count up, so that one number says a group's seeds.
+
+    The base has 30 bits, which leaves a SGLang server's 31 room for the index.
+    """
+    return (sampling_seed(args, rollout_id, num_tokens) >> 1) + index
 
 
 def sampling_seed(args, *parts: Any) -> int:

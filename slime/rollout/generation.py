@@ -8,6 +8,7 @@ samples, not requests. Does not know rounds, filters or buffers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Coroutine
@@ -17,11 +18,20 @@ from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace
 from slime.rollout.base_types import leaves_of
 from slime.rollout.custom_generate import call_list_generate, call_sample_generate
 from slime.rollout.engine_control import get_model_url
-from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
-from slime.rollout.request import build_request, mark_prompt_too_long, new_token_budget, prompt_ids, request_headers
+from slime.rollout.generate_state import GenerateState, round_seed, uses_sampling_seeds
+from slime.rollout.group_request import asks_together, generate_together
+from slime.rollout.request import (
+    append_engine_output,
+    build_request,
+    mark_prompt_too_long,
+    new_token_budget,
+    prompt_ids,
+    request_headers,
+    says_context_too_long,
+)
 from slime.rollout.round_end import FINISHED
 from slime.rollout.sample_hooks import apply_sample_hooks
-from slime.rollout.scoring import score_group, score_samples
+from slime.rollout.scoring import score_each, score_group, score_samples
 from slime.utils.hook_forms import generate_form
 from slime.utils.http_utils import HTTPStatusError, post
 from slime.utils.misc import load_hook
@@ -55,7 +65,7 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
         try:
             output = await post(get_model_url(args), payload, headers=request_headers(args, sample))
         except HTTPStatusError as error:
-            if error.status == 400 and "context" in error.body.lower() and sample.response_length == 0:
+            if says_context_too_long(error) and sample.response_length == 0:
                 mark_prompt_too_long(args, state, sample, evaluation)
                 return sample
             raise
@@ -63,20 +73,6 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
         span.update(build_sglang_meta_trace_attrs(meta_info) or {})
     append_engine_output(args, sample, output)
     return sample
-
-
-def append_engine_output(args, sample: Sample, output: dict[str, Any], update_terminal_info: bool = True) -> None:
-    """Add what the engine sampled to the response."""
-    meta_info = output["meta_info"]
-    triples = meta_info.get("output_token_logprobs") or []
-    sample.append_response_tokens(
-        args,
-        tokens=[triple[1] for triple in triples],
-        log_probs=[triple[0] for triple in triples],
-        meta_info=meta_info,
-        text=output.get("text") or "",
-        update_terminal_info=update_terminal_info,
-    )
 
 
 async def generate_and_rm(
@@ -124,6 +120,8 @@ async def generate_and_rm_group(
         path = _list_form_path(args, group)
         if path is not None:
             results = await _generate_list_group(args, path, group, sampling_params, evaluation)
+        elif asks_together(args, group, evaluation):
+            results = await _generate_group_together(args, group, sampling_params)
         else:
             results = await gather_or_cancel(
                 [
@@ -154,8 +152,24 @@ def sample_params(
     """A private copy of the sampling parameters, with the sample's own seed in a training round."""
     params = dict(sampling_params)
     if not evaluation and uses_sampling_seeds(args):
-        params["sampling_seed"] = sampling_seed(args, state.rollout_id, sample.index, sample.response_length)
+        params["sampling_seed"] = round_seed(args, state.rollout_id, sample.index or 0, sample.response_length)
     return params
+
+
+async def _generate_group_together(args, group: list[Sample], sampling_params: dict) -> list[Sample | list[Sample]]:
+    """All samples of a prompt by one engine call, then each through hooks and reward."""
+    state = GenerateState(args)
+    with contextlib.ExitStack() as spans:
+        for sample in group:
+            spans.enter_context(trace_span(sample, "generate_and_rm"))
+        params = sample_params(args, state, group[0], sampling_params, evaluation=False)
+        await generate_together(args, group, params)
+        if args.rollout_sample_hook_path:
+            return await gather_or_cancel([_hooks_and_reward(args, sample, sample, False) for sample in group])
+        if not args.group_rm:
+            await score_each(args, [sample for sample in group if sample.status != Sample.Status.ABORTED])
+        _count(state, group)
+    return list(group)
 
 
 async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
@@ -200,15 +214,20 @@ async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool)
     if leaves and not aborted and not (args.group_rm and not evaluation):
         await score_samples(args, leaves, evaluation)
     if not evaluation:
-        scored = [leaf for leaf in leaves if isinstance(leaf.reward, (int, float))]
-        state.progress.add(
-            "generate",
-            0,
-            tokens=sum(leaf.response_length for leaf in leaves),
-            reward_sum=float(sum(leaf.reward for leaf in scored)),
-            rewards=len(scored),
-        )
+        _count(state, leaves)
     return result
+
+
+def _count(state: GenerateState, leaves: list[Sample]) -> None:
+    """Tell the progress of what was generated and scored."""
+    scored = [leaf for leaf in leaves if isinstance(leaf.reward, (int, float))]
+    state.progress.add(
+        "generate",
+        0,
+        tokens=sum(leaf.response_length for leaf in leaves),
+        reward_sum=float(sum(leaf.reward for leaf in scored)),
+        rewards=len(scored),
+    )
 
 
 def _inherit_identity(leaf: Sample, origin: Sample) -> None:

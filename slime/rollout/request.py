@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from slime.rollout.generate_state import GenerateState
+from slime.utils.http_utils import HTTPStatusError
 from slime.utils.processing_utils import (
     build_processor_kwargs,
     encode_image_for_rollout_engine,
@@ -90,6 +91,25 @@ def request_headers(args, sample: Sample) -> dict[str, str] | None:
     if args.router_policy == "consistent_hashing" and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
+
+
+def append_engine_output(args, sample: Sample, output: dict[str, Any], update_terminal_info: bool = True) -> None:
+    """Add what the engine sampled to the response."""
+    meta_info = output["meta_info"]
+    triples = meta_info.get("output_token_logprobs") or []
+    sample.append_response_tokens(
+        args,
+        tokens=[triple[1] for triple in triples],
+        log_probs=[triple[0] for triple in triples],
+        meta_info=meta_info,
+        text=output.get("text") or "",
+        update_terminal_info=update_terminal_info,
+    )
+
+
+def says_context_too_long(error: HTTPStatusError) -> bool:
+    """Whether the engine refused a request because the prompt is longer than its context."""
+    return error.status == 400 and "context" in error.body.lower()
 
 
 def mark_prompt_too_long(args, state: GenerateState, sample: Sample, evaluation: bool) -> None:

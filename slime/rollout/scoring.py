@@ -43,6 +43,34 @@ async def score_samples(args, samples: list[Sample], evaluation: bool = False) -
         await asyncio.gather(*(_score_one(args, sample, evaluation) for sample in unscored))
 
 
+async def score_each(args, samples: list[Sample]) -> None:
+    """What `score_samples` does for each of a training round's samples alone, with one wait for all of them."""
+    unscored = [sample for sample in samples if sample.reward is None]
+    if len(unscored) < 2 or _is_plain(args, unscored):  # plain functions take turns
+        await asyncio.gather(*(_score_one(args, sample, False) for sample in unscored))
+        return
+    state = GenerateState(args)
+    if state.aborted:
+        return
+    tasks = [asyncio.ensure_future(_traced_reward(args, sample)) for sample in unscored]
+    await _wait_for_rewards(args, state, tasks, evaluation=False)
+    for sample, task in zip(unscored, tasks, strict=True):
+        try:
+            reward = _result_of(args, task)
+        except RewardAborted:
+            continue
+        except Exception as error:
+            reward = error
+        _assign(args, sample, reward, False)
+
+
+async def _traced_reward(args, sample: Sample) -> Any:
+    from slime.rollout.rm_hub import async_rm
+
+    with trace_span(sample, "reward_model"):
+        return await async_rm(args, sample)
+
+
 async def score_group(args, samples: list[Sample], evaluation: bool = False) -> None:
     """Set the rewards of all samples with one batch call."""
     from slime.rollout.rm_hub import batched_async_rm
@@ -89,14 +117,25 @@ async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], e
         if state.aborted and not evaluation:
             raise RewardAborted
         task = asyncio.ensure_future(call())
-        if not evaluation:
-            state.reward_tasks.add(task)
-        try:
-            await asyncio.wait({task}, timeout=args.rm_timeout)
-        finally:
-            state.reward_tasks.discard(task)
+        await _wait_for_rewards(args, state, [task], evaluation)
+    return _result_of(args, task)
+
+
+async def _wait_for_rewards(args, state: GenerateState, tasks: list[asyncio.Future], evaluation: bool) -> None:
+    """Wait for at most --rm-timeout; what is not done then is cancelled. An aborted training round cancels them too."""
+    if not evaluation:
+        state.reward_tasks.update(tasks)
+    try:
+        await asyncio.wait(tasks, timeout=args.rm_timeout)
+    finally:
+        state.reward_tasks.difference_update(tasks)
+        for task in tasks:
             if not task.done():
                 task.cancel()
+
+
+def _result_of(args, task: asyncio.Future) -> Any:
+    """Raises: TimeoutError for a reward that is not there yet, RewardAborted for a cancelled one, or its own error."""
     if not task.done():
         raise TimeoutError(f"no reward within --rm-timeout {args.rm_timeout} s")
     if task.cancelled():

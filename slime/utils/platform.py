@@ -10,6 +10,7 @@ import ctypes
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 #: A process started with this variable belongs to the family that its value names.
@@ -24,6 +25,13 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()
 
 
 def shared_memory_dir() -> Path:

@@ -21,6 +21,7 @@ def test_quick_start_command_of_the_documents_runs(train, tmp_path):
     ).split()
     run = train(*flags)
     assert run.series("perf/round_time") and len(run.metrics("train/step")) == 2
+    assert len(run.series("perf/startup_time")) == 1 and run.series("perf/startup_time")[0] > 0
     # The reference is the initial actor: the first step starts at it, the second has moved or stayed finite.
     kl = run.series("train/kl_loss")
     assert abs(kl[0]) < 1e-8 and len(kl) == 2

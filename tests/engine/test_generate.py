@@ -175,6 +175,17 @@ def test_same_sampling_seed_repeats_in_any_batch(api):
     assert api.generate(PROMPT, {**seeded, "sampling_seed": 8})["output_ids"] != alone
 
 
+@pytest.mark.embedded_only
+def test_answers_of_one_request_are_those_of_single_requests_whose_seeds_count_up(api):
+    seeded = {"temperature": 1.0, "max_new_tokens": 10, "sampling_seed": 40, "ignore_eos": True}
+    together = api.generate(PROMPT, {**seeded, "n": 3})
+    alone = [api.generate(PROMPT, {**seeded, "sampling_seed": 40 + i}) for i in range(3)]
+    assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone]
+    for both in zip(together, alone, strict=True):
+        assert logprobs(both[0]) == pytest.approx(logprobs(both[1]), abs=1e-5)
+    assert len({tuple(a["output_ids"]) for a in together}) == 3 == len({a["meta_info"]["id"] for a in together})
+
+
 def test_requests_without_seed_differ(api):
     sampling = {"temperature": 1.5, "max_new_tokens": 12, "ignore_eos": True}
     assert api.generate(PROMPT, sampling)["output_ids"] != api.generate(PROMPT, sampling)["output_ids"]

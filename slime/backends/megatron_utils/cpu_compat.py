@@ -20,6 +20,7 @@ import importlib.machinery
 import logging
 import sys
 import types
+from collections.abc import Iterator
 
 import torch
 
@@ -170,3 +171,29 @@ def _scatter_uneven(whole: torch.Tensor, group, sizes: list[int]) -> torch.Tenso
     total = whole.clone()
     torch.distributed.all_reduce(total, group=group)
     return total.split(sizes)[group.rank()].contiguous()
+
+
+@contextlib.contextmanager
+def lone_groups_shared() -> Iterator[None]:
+    """While Megatron builds its groups: those whose only member is the same rank are one group. Nothing changes beside a GPU.
+
+    There are a score of them for a model that is not split, and each gloo group has a thread that wakes a hundred times a
+    second. Nobody else is in them, so nothing can get out of order.
+    """
+    from megatron.core import parallel_state
+
+    make, made = parallel_state.create_group, {}
+
+    def create_group(ranks=None, *args, **kwargs):
+        if ranks is None or len(ranks) != 1:
+            return make(ranks, *args, **kwargs)
+        if tuple(ranks) not in made:
+            made[tuple(ranks)] = make(ranks, *args, **kwargs)
+        return made[tuple(ranks)]
+
+    if not device.has_accelerator():
+        parallel_state.create_group = create_group
+    try:
+        yield
+    finally:
+        parallel_state.create_group = make

@@ -25,7 +25,7 @@ def run(script: str, *words: str, deadline_s: float = 300) -> str:
     "script",
     [
         *("grpo_vs_trl.py", "round_profile.py", "engine.py", "partial_rollout.py", "streaming_data.py"),
-        *("train_step.py", "algorithm_curves.py"),
+        *("train_step.py", "algorithm_curves.py", "startup.py"),
     ],
 )
 def test_help_says_how_to_run_it(script):

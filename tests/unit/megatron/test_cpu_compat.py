@@ -36,6 +36,22 @@ def test_shim_is_confined_to_megatron_modules():
     assert torch.cuda.current_device.__module__ == "torch.cuda"
 
 
+def test_groups_of_one_rank_are_one_group_while_they_are_built(monkeypatch):
+    from megatron.core import parallel_state
+
+    from slime.backends.megatron_utils import cpu_compat
+
+    made = []
+    monkeypatch.setattr(parallel_state, "create_group", lambda ranks=None, *a, **k: made.append(ranks) or object())
+    original = parallel_state.create_group
+    with cpu_compat.lone_groups_shared():
+        lone = [parallel_state.create_group([0], backend="gloo", group_desc=name) for name in "ab"]
+        other = parallel_state.create_group([1])
+        pairs = [parallel_state.create_group([0, 1]) for _ in range(2)]
+    assert lone[0] is lone[1] is not other and pairs[0] is not pairs[1]
+    assert made == [[0], [1], [0, 1], [0, 1]] and parallel_state.create_group is original
+
+
 def test_install_after_megatron_says_what_is_wrong():
     code = (
         "import sys, types; sys.modules['megatron.core'] = types.ModuleType('megatron.core')\n"

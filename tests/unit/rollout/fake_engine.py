@@ -31,8 +31,8 @@ def reply(
 
 
 class FakeEngine:
-    """Serves on a thread of its own. `answer(payload)` gives the reply (its `after_s` delays it), an int for an error status, or
-    "hang"."""
+    """Serves on a thread of its own. `answer(payload)` gives the reply (its `after_s` delays it) or a list of all answers, an int for
+    an error status, or "hang"."""
 
     def __init__(self, answer: Callable[[dict], Any] | None = None) -> None:
         self.answer = answer or (lambda payload: reply([7, 8, 9], "abc"))
@@ -93,10 +93,12 @@ class FakeEngine:
             answer = reply([7, 8, 9], "abc")
         if isinstance(answer, dict) and "hang" not in answer:
             await asyncio.sleep(answer.pop("after_s", 0.0))
-            return web.json_response(answer)
-        partial = answer["hang"] if isinstance(answer, dict) else []
-        await self._abort_event.wait()
-        return web.json_response(reply(partial, finish="abort"))
+        elif not isinstance(answer, list):
+            partial = answer["hang"] if isinstance(answer, dict) else []
+            await self._abort_event.wait()
+            answer = reply(partial, finish="abort")
+        count = (payload.get("sampling_params") or {}).get("n", 1)
+        return web.json_response([answer] * count if count > 1 and isinstance(answer, dict) else answer)
 
     async def _workers(self, request: web.Request) -> web.Response:
         urls = [f"http://127.0.0.1:{self.port}", *self.extra_workers]

@@ -53,6 +53,7 @@ def make_args(tokenizer_dir, write_rows):
             rollout_engine="embedded",
             rollout_num_engines=1,
             rollout_seed=42,
+            group_requests="never",
             rollout_shuffle=False,
             rollout_batch_size=2,
             rounds_ahead=0,
