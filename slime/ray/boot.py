@@ -79,6 +79,7 @@ def _local_head(args, num_slots: int) -> dict:
         "RAY_raylet_start_wait_time_s": "300",  # on a busy machine Ray's 30 s are not enough
         "RAY_worker_niceness": "0",  # Ray's 15 starves the run as soon as anything else wants the cores
         "RAY_DEDUP_LOGS": "0",
+        "RAY_prestart_worker_first_driver": "0",
         "RAY_num_workers_soft_limit": "0",  # workers that Ray started and has no use for end after a second
         "RAY_enable_metrics_collection": "0",  # nobody reads Ray's own metrics here
         "RAY_task_events_report_interval_ms": "0",

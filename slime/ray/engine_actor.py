@@ -1,4 +1,6 @@
-"""One rollout engine: a Ray actor on the engine's slot that starts the HTTP server, waits for it and watches it.
+"""One rollout engine: starts the HTTP server on its slot, waits for it and watches it.
+
+A Ray actor on the slot's node, or on a run's only machine an object in the rollout process.
 
 It knows nothing of requests: after ``start`` everybody talks to the server's address.
 """
