@@ -8,7 +8,6 @@ samples, not requests. Does not know rounds, filters or buffers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import Coroutine
@@ -159,9 +158,7 @@ def sample_params(
 async def _generate_group_together(args, group: list[Sample], sampling_params: dict) -> list[Sample | list[Sample]]:
     """All samples of a prompt by one engine call, then each through hooks and reward."""
     state = GenerateState(args)
-    with contextlib.ExitStack() as spans:
-        for sample in group:
-            spans.enter_context(trace_span(sample, "generate_and_rm"))
+    with trace_span(group, "generate_and_rm"):
         params = sample_params(args, state, group[0], sampling_params, evaluation=False)
         await generate_together(args, group, params)
         if args.rollout_sample_hook_path:
