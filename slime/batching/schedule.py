@@ -14,6 +14,7 @@ holds except for a sample that exceeds it alone; a rank's micro-batch indices, f
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -248,7 +249,7 @@ def _rank_payload(columns: dict[str, Any], num_samples: int, schedule: DpSchedul
         elif key == "rollout_mask_sums":
             payload[key] = torch.tensor([float(value[i]) for i in partition], dtype=torch.float32)
         else:
-            payload[key] = [_tensorise(key, value[i]) for i in partition]
+            payload[key] = _tensor_column(key, [value[i] for i in partition])
     payload.update(
         partition=list(partition),
         global_batch_sizes=list(schedule.global_batch_sizes),
@@ -256,6 +257,14 @@ def _rank_payload(columns: dict[str, Any], num_samples: int, schedule: DpSchedul
         micro_batch_indices=schedule.micro_batch_indices[rank],
     )
     return payload
+
+
+def _tensor_column(key: str, rows: list) -> list:
+    """The rows as tensors where the column is one; lists of numbers are read in one go and cut into views."""
+    if key in TENSOR_DTYPES and rows and all(type(row) is list for row in rows):
+        flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=TENSOR_DTYPES[key])
+        return list(flat.split([len(row) for row in rows]))
+    return [_tensorise(key, row) for row in rows]
 
 
 def _tensorise(key: str, value: Any) -> Any:

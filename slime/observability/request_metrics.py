@@ -34,7 +34,7 @@ def request_metrics(samples: Iterable) -> dict[str, float]:
     num_requests = num_profiled = 0
     for attrs in _finished_requests(samples):
         num_requests += 1
-        numbers = {name: attrs[attr] for attr, name in _ATTR_TO_METRIC.items() if _is_finite(attrs.get(attr))}
+        numbers = {_ATTR_TO_METRIC[attr]: x for attr, x in attrs.items() if attr in _ATTR_TO_METRIC and _is_finite(x)}
         num_profiled += bool(numbers)
         for name, number in numbers.items():
             values[name].append(float(number))

@@ -22,7 +22,15 @@ def round_of(mode: str, url: str, model_dir, tmp_path) -> list:
     flags = "--rollout-batch-size 6 --n-samples-per-prompt 4 --rollout-max-response-len 24 --num-rollout 1 --rollout-num-gpus 1"
     args = parse_args(
         [
-            *("--hf-checkpoint", str(model_dir), "--prompt-data", str(data), *flags.split(), "--output-dir", str(tmp_path)),
+            *(
+                "--hf-checkpoint",
+                str(model_dir),
+                "--prompt-data",
+                str(data),
+                *flags.split(),
+                "--output-dir",
+                str(tmp_path),
+            ),
             *("--custom-rm-path", f"{__name__}.length_reward", "--group-requests", mode, "--run-name", mode),
         ]
     )
