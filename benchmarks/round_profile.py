@@ -98,7 +98,7 @@ class ThreadClocks:
 
 
 def build_table(run_dir: Path, cpu: common.TreeCpu, threads: ThreadClocks, warmup: int) -> dict:
-    """CPU and wall milliseconds of a round by what they were spent on."""
+    """CPU and wall milliseconds of a round by what they were spent on; means, so that parts add up."""
     from slime.observability.tracking import read_metrics
 
     rounds = rounds_of(read_metrics(run_dir))
@@ -107,14 +107,13 @@ def build_table(run_dir: Path, cpu: common.TreeCpu, threads: ThreadClocks, warmu
     rates = threads.between(start, end)
     kept = rounds[warmup:]
 
-    def middle(key: str) -> float:
-        return statistics.median(r.get(key, 0.0) for r in kept) * 1e3
+    def mean(key: str) -> float:
+        return statistics.mean(r.get(key, 0.0) for r in kept) * 1e3
 
-    ends = [r["end"] for r in rounds[warmup - 1 :]]
-    wall = statistics.median(after - before for before, after in zip(ends, ends[1:], strict=False)) * 1e3
-    passes, optimizer = sum(middle(f"perf/{name}_time") for name in _PASSES), middle("perf/optimizer_time")
+    wall = (end - start) / count * 1e3
+    passes, optimizer = sum(mean(f"perf/{name}_time") for name in _PASSES), mean("perf/optimizer_time")
     # The trainer's timers are wall time; on a busy machine its CPU time bounds them.
-    spent = middle("perf/train_time") + middle("perf/update_weights_time")
+    spent = mean("perf/train_time") + mean("perf/update_weights_time")
     busy = min(1.0, parts.get("trainer", 0.0) / max(1e-9, spent))
     engine = _shares(rates, "engine")
     manager = _shares(rates, "rollout manager")
@@ -133,7 +132,7 @@ def build_table(run_dir: Path, cpu: common.TreeCpu, threads: ThreadClocks, warmu
         "Ray: raylet, store, idle workers": parts.get("ray", 0.0),
     }
     computed = sum(list(table.values())[:3])
-    phases = {name: middle(f"perf/{name}_wall_time") for name in ("generate", "train", "sync")}
+    phases = {name: mean(f"perf/{name}_wall_time") for name in ("generate", "train", "sync")}
     overhead_wall = wall - min(decode, phases["generate"]) - passes - optimizer
     listed = sorted(rates.items(), key=lambda item: -item[1])
     return {
