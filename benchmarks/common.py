@@ -26,7 +26,7 @@ _LABELS = (
     ("TrainActor", "trainer"),
     ("RolloutManager", "rollout manager"),
     ("router_main", "router"),
-    ("sglang_router", "router"),
+    ("sglang::router", "router"),  # what it calls itself
     ("train.py", "driver"),
 )
 
