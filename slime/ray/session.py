@@ -80,7 +80,7 @@ class Session:
         self._report = RoundReport()
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
-        self._has_generated = False
+        self._startup_s: float | None = None
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Session:
     def begin_generate(self, rollout_id: int) -> Generation:
         """Queue a round; the rollout process generates one at a time."""
         self._turns.to_generation()
-        self._log_startup("rollout/step", rollout_id)
+        self._note_startup()
         return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
 
     def finish_generate(self, generation: Generation) -> list:
@@ -253,7 +253,7 @@ class Session:
         if not self._engine_urls:
             return {}
         self._turns.to_generation()
-        self._log_startup("eval/step", rollout_id)
+        self._note_startup()
         with self._timed("eval", rollout_id):
             metrics = wait_for(
                 self._manager.eval.remote(rollout_id),
@@ -294,8 +294,9 @@ class Session:
         wall = {f"perf/{name}_wall_time": value for name, value in seconds.items()}
         wall["perf/round_time"] = sum(seconds.values())
         wall |= step_time_metrics(seconds.get("generate", 0.0), seconds.get("train", 0.0))
-        sync = {name: value for name, value in self._report.metrics.items() if name.startswith("perf/update_weights")}
-        self._log(wall | sync, "rollout/step", rollout_id)
+        names = ("perf/update_weights", "perf/startup_time")
+        other = {name: value for name, value in self._report.metrics.items() if name.startswith(names)}
+        self._log(wall | other, "rollout/step", rollout_id)
         self.console.round_summary(rollout_id, self._report.metrics)
         self._report = RoundReport()
 
@@ -343,11 +344,10 @@ class Session:
         self.console.update(snapshot)
         return {name: phase["done"] for name, phase in snapshot["phases"].items()}
 
-    def _log_startup(self, step_key: str, step: int) -> None:
+    def _note_startup(self) -> None:
         """When the engines are asked for the first time: how long that took from the start of the command."""
-        if not self._has_generated:
-            self._has_generated = True
-            self.tracker.log({"perf/startup_time": process_age_s()}, step_key, step)
+        if self._startup_s is None:
+            self._startup_s = self._report.metrics["perf/startup_time"] = process_age_s()
 
     def _log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
         if metrics:
