@@ -63,7 +63,9 @@ def run(monkeypatch):
 
     def trace(module, **changes) -> list[str]:
         values = dict(num_rollout=4, async_buffer_size=1, update_weights_interval=1, eval_interval=None, save=None)
-        values |= dict(save_interval=None, skip_eval_before_train=False, start_notes=[], colocate=False, mismatch_alarm=None)
+        values |= dict(
+            save_interval=None, skip_eval_before_train=False, start_notes=[], colocate=False, mismatch_alarm=None
+        )
         monkeypatch.setattr(module, "Session", TracedSession)
         monkeypatch.setattr(TracedSession, "trace", [])
         module.train(SimpleNamespace(offload_train=False, **(values | changes)))
