@@ -1,6 +1,6 @@
 """Known faults of implementations of these algorithms, D1 to D9, each with a test that the fault is not here.
 
-D3, D5 and D9 need a trainer: tests/unit/megatron/test_spec_defects.py.
+D5 and D9 need a trainer: tests/unit/megatron/test_spec_defects.py.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ def test_d2_whitening_survives_a_large_common_offset(base):
     assert float(out.std()) == pytest.approx(1, rel=1e-3)
     single = whitening.whiten([rows[0].float()], [torch.ones(101)])[0]
     assert bool(torch.isfinite(single).all())
+
+
+def test_d3_returns_that_the_critic_learns_contain_the_kl_penalty():
+    """Advantages and returns come from one computation, so actor and critic cannot disagree about the token rewards."""
+    kl, values = [torch.tensor([0.1, 0.2, 0.3])], [torch.tensor([5.0, -1.0, 0.5])]
+    inputs = AdvantageInputs([1.0], [3], [torch.ones(3)], kl=kl, values=values, kl_coef=1.0)
+    adv, returns = advantages.compute("ppo", inputs)
+    torch.testing.assert_close(returns[0], torch.tensor([1 - 0.6, 1 - 0.5, 1 - 0.3]))
+    torch.testing.assert_close(adv[0], returns[0] - values[0])
 
 
 @pytest.mark.parametrize("name", sorted(set(advantages.ESTIMATORS) - {"ppo"}))
