@@ -195,3 +195,10 @@ def test_the_filter_takes_no_failed_reward_for_a_difference():
     failed = make_sample(2, reward=0.0, metadata={"reward_error": "judge down"})
     verdict = check_reward_nonzero_std(make_args(), [make_sample(0), make_sample(1), failed])
     assert (verdict.keep, verdict.reason) == (False, "zero_std_1.0")
+
+
+def test_every_sample_is_checked_unless_the_flag_says_no():
+    samples = [make_sample(0, rollout_log_probs=[-1.0, float("nan")]), make_sample(1, rollout_log_probs=[-1.0, -1.0])]
+    with pytest.raises(ValueError, match="sample 0 .*response token 1 has nan"):
+        convert_samples_to_train_data(make_args(), samples)
+    assert len(convert_samples_to_train_data(make_args(check_samples=False), samples)["tokens"]) == 2
