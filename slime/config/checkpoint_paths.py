@@ -101,7 +101,7 @@ def _named_by_load(run) -> dirs.Checkpoint | None:
         found = dirs.latest(args.load)
     else:
         found = dirs.at_round(folder, step) if folder else None
-        if found is None and (folder is None or _megatron_folder(folder, step) is None):
+        if found is None and (folder is None or megatron_folder(folder, step) is None):
             raise UserError(f"--ckpt-step {step}: {folder} holds no complete checkpoint of that round")
     if found is None or not args.finetune:
         return found
@@ -115,6 +115,11 @@ def _continue(run, found: dirs.Checkpoint) -> None:
     args = run.args
     dirs.check_model(found, args.model_arch, args.precision, args.hf_checkpoint)
     folder = os.path.dirname(found.directory)
+    if args.use_critic and not os.path.isfile(os.path.join(found.directory, "critic", "metadata.json")):
+        raise UserError(
+            f"--advantage-estimator ppo: {found.directory} holds no critic, so it cannot be continued; --load with --finetune "
+            "starts at round 0 from its weights"
+        )
     args.load, args.resume_from, args.run_id = folder, found.directory, found.run_id
     run.notes.append(
         f"continuing from {found.directory}: round {found.rollout_id} is trained (--no-resume starts over)"
@@ -132,22 +137,24 @@ def _start_point(run) -> None:
         if args.load == args.save and not os.path.exists(os.path.join(args.load, dirs.TRACKER)):
             run.notes.append(f"--load {args.load} holds no checkpoint yet")
             args.load = args.started_from = None
-        elif _megatron_folder(args.load, args.ckpt_step) is None:
+        elif megatron_folder(args.load, args.ckpt_step) is None:
             raise UserError(
                 f"--load {args.load}: neither a Hugging Face folder (config.json) nor a complete checkpoint "
                 f"({dirs.TRACKER}, iter_NNNNNNN/metadata.json)"
             )
     if args.load is None:
         args.load = args.ref_load or args.hf_checkpoint
+        if args.ref_load is not None and args.ref_ckpt_step is not None:
+            args.ckpt_step = args.ref_ckpt_step
         run.notes.append(f"starting from the weights in {args.load}")
-    if not is_hf_folder(args.load) and _megatron_folder(args.load, args.ckpt_step) is None:
+    if not is_hf_folder(args.load) and megatron_folder(args.load, args.ckpt_step) is None:
         raise UserError(f"--ref-load {args.load}: not a Hugging Face folder (no config.json)")
     args.no_load_optim = args.no_load_rng = args.finetune = True
     if args.start_rollout_id is None:
         args.start_rollout_id = 0
 
 
-def _megatron_folder(folder: str, step: int | None) -> str | None:
+def megatron_folder(folder: str, step: int | None) -> str | None:
     """The torch_dist directory whose weights a folder gives: itself, or what its tracker file or a step names."""
     if glob.glob(os.path.join(glob.escape(folder), "metadata.json")):
         return folder
@@ -167,5 +174,9 @@ def _reference(run, start: str | None) -> None:
         run.assume("ref_load", folder, f"the reference of the KL term is the initial actor: {folder}")
     if args.ref_load is not None and not os.path.isdir(args.ref_load):
         raise UserError(f"--ref-load {args.ref_load}: no such folder")
-    if needs_reference and not is_hf_folder(args.ref_load) and _megatron_folder(args.ref_load, None) is None:
+    if (
+        needs_reference
+        and not is_hf_folder(args.ref_load)
+        and megatron_folder(args.ref_load, args.ref_ckpt_step) is None
+    ):
         raise UserError(f"--ref-load {args.ref_load}: neither a Hugging Face folder nor a Megatron checkpoint")

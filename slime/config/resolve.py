@@ -1,7 +1,7 @@
 """Derived values, in one documented order; the only place that changes args after parsing.
 
 Order: custom config file, paths, unbuilt flags, debug modes, devices and precision, placement, rollout sizes,
-algorithm, run folder, checkpoint, model shape, batch arithmetic, evaluation sets, engine arguments, checks.
+algorithm, run folder, checkpoint, model shape, batch arithmetic, evaluation sets, engine arguments, roles, checks.
 Everything that was assumed is said in ``args.start_notes``. It knows no torch and starts nothing.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slime.config import algorithm, checkpoint_paths, megatron_values, validate
+from slime.config import algorithm, checkpoint_paths, megatron_values, roles, validate
 from slime.config.eval_datasets import build_eval_datasets
 from slime.config.model_shape import fill_shape
 from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
@@ -139,8 +139,9 @@ def placement(run: Run) -> None:
     if "num_gpus_per_node" not in given and 0 < args.actor_num_gpus_per_node < 8:
         args.num_gpus_per_node = args.actor_num_gpus_per_node
     args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
-    args.use_critic = args.advantage_estimator == "ppo"
+    args.use_critic = args.advantage_estimator == "ppo" and not args.debug_rollout_only
     args.critic_num_nodes, args.critic_num_gpus_per_node = args.actor_num_nodes, args.actor_num_gpus_per_node
+    args.num_critic_slots = args.world_size if args.use_critic and args.critic_slots == "own" else 0
     args.rollout_external = False
     args.rounds_ahead = 0  # that a loop generates before the one in training; fit_to_async_loop says otherwise
     per_engine = max(1, args.rollout_num_gpus_per_engine)
@@ -160,7 +161,7 @@ def offloads(run: Run) -> None:
     for dest in ("offload_train", "offload_rollout"):
         if getattr(args, dest) is None:
             setattr(args, dest, args.offload or args.colocate)
-    args.offload_train = args.offload_train or args.use_critic
+    args.offload_train = args.offload_train or (args.use_critic and args.critic_slots == "shared")
     if args.offload_rollout and not args.num_shared_engines:
         run.notes.append("--offload-rollout changes nothing: no engine is on a slot of the trainer (--colocate)")
 
@@ -361,4 +362,5 @@ STEPS: tuple[Callable[[Run], None], ...] = (
     evaluation,
     engine_arguments,
     megatron_values.resolve_megatron,
+    roles.resolve_roles,
 )

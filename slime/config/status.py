@@ -20,12 +20,6 @@ def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
 
 UNBUILT: dict[str, Unbuilt] = {
     **_all("ending the trainer between rounds is not built yet: --offload-train frees its memory", "release_train"),
-    "advantage_estimator": ("the critic that ppo needs is not built yet", ("ppo",)),
-    **_all("the critic is not built yet", "num_critic_only_steps", "megatron_config_path"),
-    **_all(
-        "on-policy distillation is not built yet", "use_opd", "opd_type", "opd_teacher_load", "opd_teacher_ckpt_step"
-    ),
-    **_all("the trainer keeps only the actor and the reference; a kept old actor is not built yet", "keep_old_actor"),
     "rollout_top_p": ("replaying the kept tokens in the trainer is not built yet: only 1.0 works", None),
     "update_weight_mode": ("delta updates are not built yet", ("delta",)),
     "update_weight_transport": ("the disk transport is not built yet", ("disk",)),
@@ -47,8 +41,6 @@ UNBUILT: dict[str, Unbuilt] = {
     "rollout_data_transport": ("the NIXL transport is not built yet", ("nixl",)),
     **_all("the external trajectory server is not built yet", "rollout_buffer_url"),
     **_all("multimodal prompts are not built yet", "multimodal_keys"),
-    **_all("clearing optimizer moments is not built yet", "reset_optimizer_states"),
-    **_all("the stateless optimizer is not built yet", "use_stateless_adam"),
     **_all("multi-token prediction is not built yet", "mtp_num_layers", "enable_mtp_training"),
     **_all("sparse-attention models are not built yet", "freeze_indexer"),
     **_all("context parallelism is not built yet", "allgather_cp"),
@@ -61,7 +53,6 @@ UNBUILT: dict[str, Unbuilt] = {
         "megatron_deepgemm_moe_forward_modules",
     ),
     **_all("background saving is not built yet", "async_save"),
-    **_all("loading a Megatron checkpoint by step is not built yet", "ref_ckpt_step"),
     **_all(
         "Weights & Biases is not built yet: curves go to TensorBoard and metrics.jsonl in the run folder", "use_wandb"
     ),
@@ -95,8 +86,6 @@ NOOP: dict[str, str] = {
     "memory_snapshot_dir": "only the memory recorder reads it",
     "ci_disable_kl_checker": "only --ci-test reads it",
     "ci_train_rollout_logprob_abs_diff_threshold": "only --ci-test reads it",
-    "value_clip": "only the critic reads it",
-    "opd_kl_coef": "only on-policy distillation reads it",
     "mtp_loss_scaling_factor": "only multi-token prediction reads it",
     "rollout_health_check_interval": "only the restart of dead engines reads it",
     "rollout_health_check_timeout": "only the restart of dead engines reads it",

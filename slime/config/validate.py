@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, experts, savings
+from slime.config import algorithm, distillation, experts, roles, savings
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
@@ -250,6 +250,10 @@ def _optimizer(args, given) -> Problems:
     """Optimizer and learning-rate schedule."""
     if args.optimizer not in ("adam", "sgd"):
         yield f"--optimizer {args.optimizer} is not built yet: adam and sgd are"
+    if args.use_stateless_adam and not (args.optimizer == "adam" and args.no_save_optim):
+        yield "--use-stateless-adam needs --optimizer adam and --no-save-optim: there is no state to save"
+    if args.use_stateless_adam and args.use_precision_aware_optimizer:
+        yield "--use-stateless-adam and --use-precision-aware-optimizer exclude each other"
     if args.min_lr > args.lr and args.lr > 0:
         yield f"--min-lr {args.min_lr} is above --lr {args.lr}"
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
@@ -311,6 +315,8 @@ CHECKS = (
     _optimizer,
     _patterns,
     _files,
+    distillation.problems,
+    roles.problems,
 )
 
 
@@ -339,9 +345,11 @@ def fit_to_async_loop(args: argparse.Namespace) -> None:
         )
     if args.mismatch_alarm is None:
         args.mismatch_alarm = 0.1  # the gap holds the steps between generation and training
+    _raise(list(roles.old_policy_problems(args)))
     if args.offload_train:
         args.offload_train = False
-        args.start_notes.append("--offload-train is off: the trainer of train_async.py is never idle")
+        if not args.use_critic:
+            args.start_notes.append("--offload-train is off: the trainer of train_async.py is never idle")
     args.rounds_ahead = args.async_buffer_size
 
 

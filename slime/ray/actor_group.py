@@ -1,4 +1,4 @@
-"""All ranks of the trainer, seen from the driver as one object."""
+"""All ranks of one train role, seen from the driver as one object."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ _RANK_SHARE = 0.4  # of a slot
 class ActorGroup:
     """Creates one ``TrainActor`` per slot; every method is the same call on all ranks, with one answer."""
 
-    def __init__(self, args, slots: Slots, host: str):
-
+    def __init__(self, args, slots: Slots, host: str, role: str = "actor"):
         self._args = args
         env = {"env_vars": train_env(args)}
         actor_class = observable(TrainActor, ("progress",))
         self._ranks = [
             actor_class.options(runtime_env=env, **slots.options(rank, _RANK_SHARE)).remote(
-                args, rank, len(slots), host
+                args, rank, len(slots), host, role
             )
             for rank in range(len(slots))
         ]
@@ -34,24 +33,36 @@ class ActorGroup:
         address, port = wait_for(self._ranks[0].reserve_master.remote(), "the first training rank", deadline_s=600)
         return [rank.init.remote(address, port, num_rollout, load_dir) for rank in self._ranks]
 
-    def train(self, rollout_id: int, shards: list) -> list:
-        """Start training one round on every rank. Returns references to the ranks' metrics."""
-        return [rank.train.remote(rollout_id, shards) for rank in self._ranks]
+    def work(self, verb: str, rollout_id: int, shards: list, old_version: int | None, columns: list[list]) -> list:
+        """Start ``score`` or ``train`` of one round on every rank.
+
+        Args:
+            columns: for each rank, references to what it has to know of other roles.
+        Returns: for each rank, references to its metrics and to its columns for other roles.
+        """
+        return [
+            getattr(rank, verb).options(num_returns=2).remote(rollout_id, shards, old_version, *known)
+            for rank, known in zip(self._ranks, columns, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
 
     def progress(self) -> dict:
         """Snapshot of the first rank's training; every rank has as many micro-batches."""
         return wait_for(self._ranks[0].progress.remote(), "the trainer's progress", deadline_s=120)
 
     def update_weights(
-        self, engine_urls: list[str], version: int, on_poll: Callable[[], None] | None = None
+        self, engine_urls: list[str], version: int, in_use: set[int], on_poll: Callable[[], None] | None = None
     ) -> dict[str, float]:
         """Bring every engine to the current weights, called ``version`` from then on. Returns metrics: bytes of all ranks
         together, the longest time.
 
         Args:
+            in_use: versions that generated rounds which are not trained yet.
             on_poll: called several times a second meanwhile; what it raises ends the wait.
         """
-        replies = self._on_all("update_weights", engine_urls, version, on_poll=on_poll)
+        replies = self._on_all("update_weights", engine_urls, version, in_use, on_poll=on_poll)
         per_rank = [metrics for metrics in replies if metrics]
         merged = {name: max(metrics[name] for metrics in per_rank) for name in (per_rank[0] if per_rank else ())}
         wire = "perf/update_weights_wire_bytes"

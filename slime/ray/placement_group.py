@@ -1,4 +1,4 @@
-"""Which slot runs what: one Ray placement group for the whole run, cut into the actor's and the rollout's share.
+"""Which slot runs what: one Ray placement group for the whole run, cut into the shares of actor, critic and rollout.
 
 A bundle is one slot (``{"GPU": 1, "CPU": 1}``). Bundles are ordered by node and device, so consecutive ranks sit together.
 """
@@ -38,11 +38,16 @@ class Slots:
 
 
 def layout(args) -> tuple[int, int]:
-    """(number of bundles, offset of the first rollout bundle) of a run.
+    """(number of bundles, offset of the first rollout bundle) of a run; a critic's own bundles are the last ones.
 
     Example:
         16 trainer slots and 32 rollout slots -> (48, 16); the same with ``--debug-train-only`` -> (16, 0).
     """
+    bundles, offset = _without_critic(args)
+    return bundles + args.num_critic_slots, offset
+
+
+def _without_critic(args) -> tuple[int, int]:
     num_actor = args.actor_num_nodes * args.actor_num_gpus_per_node
     num_rollout = args.rollout_num_gpus or 0
     if args.debug_train_only:
@@ -56,19 +61,21 @@ def layout(args) -> tuple[int, int]:
     return num_actor + num_rollout, num_actor
 
 
-def create_slots(args) -> tuple[Slots, Slots]:
-    """Reserve the run's slots. Returns (actor slots, rollout slots)."""
+def create_slots(args) -> dict[str, Slots]:
+    """Reserve the run's slots: of the actor, of the critic (the actor's, or its own) and of the rollout."""
     num_bundles, rollout_offset = layout(args)
     if num_bundles == 0:
-        empty = Slots(None, (), ())
-        return empty, empty
+        return dict.fromkeys(("actor", "critic", "rollout"), Slots(None, (), ()))
     group = _reserve(num_bundles)
     order = _bundle_order(group, num_bundles)
     indices, devices = tuple(index for index, _ in order), tuple(device for _, device in order)
     num_actor = 0 if args.debug_rollout_only else args.actor_num_nodes * args.actor_num_gpus_per_node
+    num_critic = args.num_critic_slots
+    end = num_bundles - num_critic
     actor = Slots(group, indices[:num_actor], devices[:num_actor])
-    rollout = Slots(group, indices[rollout_offset:], devices[rollout_offset:])
-    return actor, rollout
+    critic = Slots(group, indices[end:], devices[end:]) if num_critic else actor
+    rollout = Slots(group, indices[rollout_offset:end], devices[rollout_offset:end])
+    return {"actor": actor, "critic": critic, "rollout": rollout}
 
 
 def _reserve(num_bundles: int):

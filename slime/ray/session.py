@@ -22,11 +22,11 @@ from slime.observability.mismatch_alarm import MismatchAlarm
 from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
-from slime.ray.actor_group import ActorGroup
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
 from slime.ray.slot_turns import SlotTurns
+from slime.ray.trainer import Trainer
 from slime.ray.wait import wait_for
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.platform import process_age_s
@@ -76,7 +76,8 @@ class Session:
         self._weight_version = -1
         self._resumed: checkpoint_dirs.Checkpoint | None = None
         self._engine_urls: list[str] = []
-        self._manager = self._actor = None
+        self._manager = self._trainer = None
+        self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
         self._report = RoundReport()
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
@@ -104,31 +105,26 @@ class Session:
         self.console.begin("starting Ray")
         boot.connect(args, num_slots)
 
-        actor_slots, rollout_slots = create_slots(args)
+        slots = create_slots(args)
         host = boot.bind_host()
         self._resumed = checkpoint_dirs.latest(args.resume_from)
         self.console.begin("starting engines, reading prompts")
         manager_class = observable(RolloutManager, OBSERVING)
-        self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, rollout_slots, host)
-        if len(actor_slots):
-            self._actor = ActorGroup(args, actor_slots, host)
+        self._manager = manager_class.options(num_cpus=1, num_gpus=0).remote(args, slots["rollout"], host)
+        if len(slots["actor"]):
+            self._trainer = Trainer(args, slots, host)
         info = wait_for(self._manager.start.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
         for note in info["notes"]:
             self.console.say(f"  note: {note}")
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
-        self._turns = SlotTurns(args, self._manager, self._actor)
+        self._turns = SlotTurns(args, self._manager, self._trainer)
         self._turns.release_engines()  # the trainer is built in the memory that engines will have later
-        if self._actor is not None:
+        if self._trainer is not None:
             self.console.begin("building the trainer")
-            self._init_actor()
+            self._trainer.init(self.num_rollout, args.resume_from, _START_DEADLINE_S)
         self._find_first_round()
         self._turns.to_engines()
-
-    def _init_actor(self) -> None:
-        references = self._actor.begin_init(self.num_rollout, self.args.resume_from)
-        starts = wait_for(references, "the training ranks to start", deadline_s=_START_DEADLINE_S)
-        assert len(set(starts)) == 1, f"training ranks disagree about the first round: {starts}"
 
     def _find_first_round(self) -> None:
         """Where the rounds begin: --start-rollout-id, else after the checkpoint, else 0. Versions and prompts go on too."""
@@ -159,10 +155,10 @@ class Session:
             if self._manager is not None:
                 ray.wait([self._manager.dispose.remote()], timeout=_STOP_DEADLINE_S)
                 ray.kill(self._manager)
-            if self._actor is not None:
-                self._actor.stop()
+            if self._trainer is not None:
+                self._trainer.stop()
             ray.shutdown()
-        self._manager = self._actor = None
+        self._manager = self._trainer = None
         self.console.stop_live()
         self.tracker.close()
 
@@ -182,6 +178,7 @@ class Session:
         """Queue a round; the rollout process generates one at a time."""
         self._turns.to_generation()
         self._note_startup()
+        self._generated_with[rollout_id] = self._weight_version
         return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
 
     def finish_generate(self, generation: Generation) -> list:
@@ -214,20 +211,22 @@ class Session:
 
     def train(self, rollout_id: int, batch: list) -> None:
         """All optimizer steps of one round."""
-        if self._actor is None:
+        if self._trainer is None:
             return
+        version = self._generated_with.pop(rollout_id)
+        if not self._engine_urls:  # replayed samples: nobody knows
+            version = None
         with self._timed("train", rollout_id):
-            per_rank = wait_for(
-                self._actor.train(rollout_id, batch),
-                f"training of round {rollout_id}",
+            per_rank = self._trainer.train(
+                *(rollout_id, batch, version),
                 deadline_s=self.args.stall_timeout,
-                on_poll=lambda: self._show(self._actor.progress()),
+                on_poll=lambda: self._show(self._trainer.progress()),
             )
             prompts = wait_for(self._manager.mark_trained.remote(rollout_id), "the Data Buffer", deadline_s=600)
-        for result in per_rank:
-            for step, metrics in result.get("steps", {}).items():
-                self._log(metrics, "train/step", step)
-            self._log(result.get("rollout", {}), "rollout/step", rollout_id)
+        steps, rollout = merged(per_rank)
+        for step, metrics in steps.items():
+            self._log(metrics, "train/step", step)
+        self._log(rollout, "rollout/step", rollout_id)
         warning = self._mismatch.text(rollout_id, self._report.metrics)
         if warning is not None:
             self.console.say(warning)
@@ -236,12 +235,15 @@ class Session:
     def update_weights(self) -> None:
         """Bring every engine to the trainer's weights under the next version; nothing to do without engines or trainer."""
         self._weight_version += 1
-        if self._actor is None or not self._engine_urls:
+        if self._trainer is None or not self._engine_urls:
             return
         with self._timed("sync", None):
             try:
-                metrics = self._actor.update_weights(
-                    self._engine_urls, self._weight_version, on_poll=self._check_engines_now_and_then
+                metrics = self._trainer.update_weights(
+                    self._engine_urls,
+                    self._weight_version,
+                    set(self._generated_with.values()),
+                    on_poll=self._check_engines_now_and_then,
                 )
             except RuntimeError:
                 self._check_engines()  # an engine that died is the cause, and the better message
@@ -271,10 +273,10 @@ class Session:
         args = self.args
         with self._timed("save", rollout_id):
             partial = checkpoint.begin(args.save, rollout_id)
-            self._actor.save(partial)
+            self._trainer.save(partial)
             wait_for(self._manager.save.remote(partial, rollout_id), "saving the Data Buffer", deadline_s=600)
             if args.save_hf:  # before the commit: a run killed in the export does it again
-                self._actor.save_hf(args.save_hf.replace("{rollout_id}", str(rollout_id)))
+                self._trainer.save_hf(args.save_hf.replace("{rollout_id}", str(rollout_id)))
             directory = checkpoint.commit(
                 partial,
                 rollout_id=rollout_id,
@@ -311,7 +313,7 @@ class Session:
 
     def save_due(self, rollout_id: int) -> bool:
         """Every ``--save-interval`` rounds, at the end of an epoch, and after the last round."""
-        if self.args.save is None or self._actor is None:
+        if self.args.save is None or self._trainer is None:
             return False
         return rollout_id == self.num_rollout - 1 or should_run_periodic_action(
             rollout_id, self.args.save_interval, self._num_rollout_per_epoch
@@ -353,6 +355,17 @@ class Session:
         if metrics:
             self.tracker.log(metrics, step_key, step)
             self._report.metrics |= metrics
+
+
+def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
+    """(metrics by step, metrics of the round) of what ranks and roles reported; of equal names the last one's count."""
+    steps: dict[int, dict[str, float]] = {}
+    rollout: dict[str, float] = {}
+    for report in reports:
+        rollout |= report.get("rollout", {})
+        for step, metrics in report.get("steps", {}).items():
+            steps.setdefault(step, {}).update(metrics)
+    return steps, rollout
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ class SlotTurns:
     """Turns of one run.
 
     Args:
-        manager: handle of the RolloutManager. actor: the ActorGroup, None when nothing is trained.
+        manager: handle of the RolloutManager. trainer: the Trainer, None when nothing is trained.
     """
 
-    def __init__(self, args, manager, actor):
-        self._manager, self._actor = manager, actor
-        self._moves_trainer = args.offload_train and actor is not None
+    def __init__(self, args, manager, trainer):
+        self._manager, self._trainer = manager, trainer
+        self._moves_trainer = args.offload_train and trainer is not None
         self._moves_engines = args.offload_rollout and args.num_shared_engines > 0
         self._released: set[str] = set()
         self._is_asleep = False
@@ -36,12 +36,12 @@ class SlotTurns:
     def to_trainer(self) -> None:
         self.release_engines()
         if self._is_asleep:
-            self._actor.wake()
+            self._trainer.wake()
             self._is_asleep = False
 
     def to_engines(self) -> None:
         if self._moves_trainer and not self._is_asleep:
-            self._actor.sleep()
+            self._trainer.sleep()
             self._is_asleep = True
         self._resume(_WEIGHTS)
 

@@ -1,4 +1,4 @@
-"""One training rank: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights.
+"""One rank of a train role: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights.
 
 Engines on the trainer's slots get weights through shared memory, each from the rank on its first slot; all others by broadcast
 from rank 0.
@@ -18,11 +18,11 @@ class TrainActor:
     """Rank ``rank`` of ``world_size``.
 
     Args:
-        host: address under which the other ranks and the engines reach this rank's node.
+        args: of the role. host: address under which the other ranks and the engines reach this rank's node.
     """
 
-    def __init__(self, args, rank: int, world_size: int, host: str):
-        self._args, self._rank, self._world_size, self._host = args, rank, world_size, host
+    def __init__(self, args, rank: int, world_size: int, host: str, role: str = "actor"):
+        self._args, self._rank, self._world_size, self._host, self._role = args, rank, world_size, host, role
         self._progress = Progress()
         self._actor = None
         self._publisher = None
@@ -48,9 +48,8 @@ class TrainActor:
         if self._rank == 0:
             self._held_port.close()
         self._args.num_rollout = num_rollout
-        self._actor = MegatronActor(
-            self._args, self._rank, self._world_size, master_addr, master_port, progress=self._progress
-        )
+        where = (self._rank, self._world_size, master_addr, master_port)
+        self._actor = MegatronActor(self._args, *where, role=self._role, progress=self._progress)
         start = self._actor.init(load_dir)
         gc.freeze()  # libraries and model need not be searched for garbage in every step
         return start
@@ -59,22 +58,39 @@ class TrainActor:
         """Snapshot of the training that goes on; called while ``train`` runs."""
         return self._progress.snapshot()
 
-    def train(self, rollout_id: int, shards: list) -> dict[str, dict]:
-        """Train on this rank's shard; ``shards`` holds one boxed object reference per data-parallel rank."""
+    def score(self, rollout_id: int, shards: list, old_version: int | None, *columns: dict) -> tuple[dict, dict]:
+        """Run this role's forward passes alone; arguments and results as of ``train``."""
+        from slime.batching.transport import pack
+
+        return {}, pack(self._actor.score(rollout_id, self._fetch(shards), old_version))
+
+    def train(self, rollout_id: int, shards: list, old_version: int | None, *columns: dict) -> tuple[dict, dict]:
+        """Train on this rank's shard.
+
+        Args:
+            shards: one boxed object reference per data-parallel rank. columns: what other roles' ranks at this place gave.
+        Returns: metrics, and the columns that other roles need.
+        """
+        from slime.batching.transport import pack, unpack
+
+        started = time.monotonic()
+        shard = self._fetch(shards)
+        fetch_s = time.monotonic() - started
+        metrics = self._actor.train(rollout_id, shard, [unpack(part) for part in columns], old_version)
+        if metrics:
+            metrics["rollout"][f"perf/{self._actor.role.time_prefix}data_fetch_time"] = fetch_s
+        return metrics, pack(self._actor.columns)
+
+    def _fetch(self, shards: list) -> dict:
         import ray
 
         from slime.batching.transport import unpack
 
-        started = time.monotonic()
-        shard = unpack(ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout))
-        fetch_s = time.monotonic() - started
-        metrics = self._actor.train(rollout_id, shard)
-        if metrics:
-            metrics["rollout"]["perf/data_fetch_time"] = fetch_s
-        return metrics
+        return unpack(ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout))
 
-    def update_weights(self, engine_urls: list[str], version: int) -> dict[str, float]:
+    def update_weights(self, engine_urls: list[str], version: int, in_use: set[int]) -> dict[str, float]:
         """Send the current weights as ``version`` to the engines that are this rank's; {} when it has none."""
+        self._actor.remember(version, in_use)
         if self._publisher is None:
             self._publisher = self._make_publisher(engine_urls)
         if not self._publisher.clients:

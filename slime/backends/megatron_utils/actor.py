@@ -1,14 +1,16 @@
 """One training rank: builds the model, trains on the shards it is given, saves, and gives its weights out.
 
-The order inside `train` is the algorithm: reference log-probs, old log-probs (unless the current forward can stand for
-them), advantages, the optimizer steps of the rollout, metrics. Knows no Ray, no engines, no rollout code.
+The order inside `train` is the algorithm: the role's forward passes (`roles.passes`: frozen weights, then the old policy; a
+critic's values), advantages, the optimizer steps of the rollout, metrics. Knows no Ray, no engines, no rollout code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
+from slime.backends.megatron_utils import roles
+from slime.backends.megatron_utils.roles import TRAIN_ROLES
 from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
@@ -46,13 +48,15 @@ class MegatronActor:
         role: str = "actor",
         progress: Progress | None = None,
     ):
-        self.args, self.rank, self.role = args, rank, role
+        self.args, self.rank, self.role = args, rank, TRAIN_ROLES[role]
         self.progress = progress or Progress()
         self._where = (rank, world_size, master_addr, master_port)
         self._timers = Timers()
         self.model: list = []
-        self.optimizer = self.scheduler = self.runner = self.backup = self.offload = self.routing = None
+        self.optimizer = self.scheduler = self.runner = self.offload = None
+        self.backup = self.passes = self.routing = None
         self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
+        self.columns: dict[str, list] = {}  # for other roles, of the round trained last
         self._read_tokens = 0  # that the last training pass ran through the model
 
     # ---- start ----------------------------------------------------------------------------------------------------
@@ -61,8 +65,8 @@ class MegatronActor:
         """Join the other ranks, build model and optimizer, load weights.
 
         Args:
-            load_dir: complete checkpoint of this run to continue from; None starts from `--load`, `--ref-load` or
-                `--hf-checkpoint`, whichever is given first.
+            load_dir: complete checkpoint of this run to continue from, all roles' state in it; None starts from `--load`,
+                `--ref-load` or `--hf-checkpoint`, whichever is given first.
         Returns: the first rollout id to train: the loaded one plus 1, or 0.
         """
         from slime.backends.megatron_utils import initialize
@@ -80,23 +84,25 @@ class MegatronActor:
         if args.custom_megatron_init_path is not None:
             load_function(args.custom_megatron_init_path)(args)
         self._build()
-        start = self._load_actor(load_dir)
-        self._load_reference(load_dir)
+        start = self._load_trained(load_dir)
+        self._load_frozen(load_dir)
         return start
 
     def _build(self) -> None:
         from slime.backends.megatron_utils import optimizer
         from slime.backends.megatron_utils.expert_routing import ExpertRouting
+        from slime.backends.megatron_utils.forward_passes import ForwardPasses
         from slime.backends.megatron_utils.model_provider import build_model
         from slime.backends.megatron_utils.offload import Offload
         from slime.backends.megatron_utils.train_step import StepRunner
         from slime.backends.megatron_utils.weight_backup import WeightBackup
 
-        bare = build_model(self.args)
+        bare = build_model(self.args, self.role.with_value_head)
         optimizer.freeze_parameters(self.args, bare)
         self.model = [optimizer.wrap_model(self.args, bare)]
         self.backup = WeightBackup(self.model)
-        self.routing = ExpertRouting(self.args, self.model, self.role)
+        self.routing = ExpertRouting(self.args, self.model, self.role.name)
+        self.passes = ForwardPasses(self.args, self.role, self.model, self.backup, self.routing, self._timers)
         if self.args.num_rollout > 0:
             self.optimizer = optimizer.build_optimizer(self.args, self.model)
             self.scheduler = optimizer.build_scheduler(self.args, self.optimizer)
@@ -105,41 +111,38 @@ class MegatronActor:
                 self.model,
                 self.optimizer,
                 self.scheduler,
-                self.role,
+                self.role.name,
                 self.progress,
                 self._timers,
                 self.routing,
             )
         self.offload = Offload(self.model, self.optimizer)
 
-    def _load_actor(self, load_dir: str | None) -> int:
+    def _load_trained(self, load_dir: str | None) -> int:
         from slime.backends.megatron_utils import checkpoint
 
         args = self.args
         if load_dir is not None:
-            checkpoint.load(args, load_dir, self.model, self.optimizer, self.scheduler)
+            directory = checkpoint.role_dir(load_dir, self.role.folder)
+            checkpoint.load(args, str(directory), self.model, self.optimizer, self.scheduler)
             return _iteration_of(load_dir) + 1
         source = args.load or args.ref_load or args.hf_checkpoint
         step = args.ckpt_step if args.load else args.ref_ckpt_step
-        checkpoint.load_weights(args, self.model, source, step)
+        checkpoint.load_weights(args, self.model, *checkpoint.role_source(source, step, self.role.folder))
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         return 0
 
-    def _load_reference(self, load_dir: str | None) -> None:
-        """Load the reference: the one that --ref-update-interval has put into the checkpoint, else --ref-load."""
+    def _load_frozen(self, load_dir: str | None) -> None:
+        """Load frozen weights; a reference that --ref-update-interval has put into the checkpoint wins over --ref-load."""
         from slime.backends.megatron_utils import checkpoint
 
-        if not self.needs_reference:
-            return
-        self.backup.store("actor")
-        source, step = self.args.ref_load or self.args.hf_checkpoint, self.args.ref_ckpt_step
-        if load_dir is not None and checkpoint.reference_dir(load_dir).is_dir():
-            source, step, self._reference_moved = str(checkpoint.reference_dir(load_dir)), None, True
-        checkpoint.load_weights(self.args, self.model, source, step)
-        self.backup.store("ref")
-        self.backup.live = "ref"
-        self.backup.switch("actor")
+        for frozen in roles.frozen_roles(self.args, self.role):
+            source, step = frozen.source(self.args)
+            if frozen.tag == "ref" and load_dir is not None and checkpoint.reference_dir(load_dir).is_dir():
+                source, step, self._reference_moved = str(checkpoint.reference_dir(load_dir)), None, True
+            with self.backup.filling(frozen.tag):
+                checkpoint.load_weights(self.args, self.model, source, step)
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 
@@ -160,83 +163,77 @@ class MegatronActor:
         )
         return first and mpu.is_pipeline_last_stage()
 
-    @property
-    def needs_reference(self) -> bool:
-        """Whether a reference model takes part."""
-        return self.role == "actor" and (self.args.kl_coef != 0 or self.args.use_kl_loss)
-
-    def can_reuse_forward(self, num_steps: int) -> bool:
-        """Return whether the old log-probs equal those of the training forward, so that no pass is needed for them."""
-        args = self.args
-        return (
-            num_steps == 1
-            and args.loss_type == "policy_loss"
-            and args.kl_coef == 0
-            and not (args.use_rollout_logprobs or args.get_mismatch_metrics or args.use_critic)
-            and not (args.keep_old_actor or args.use_opd or args.custom_advantage_function_path)
-            and args.advantage_estimator != "gspo"
-            and (not args.use_routing_replay or args.use_rollout_routing_replay)
-        )
-
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def train(self, rollout_id: int, shard: dict) -> dict[str, dict]:
-        """Train on this rank's shard of a rollout, all optimizer steps.
+    def score(self, rollout_id: int, shard: dict, old_version: int | None = None) -> dict:
+        """Run the role's forward passes alone, for the roles that need their result before this one trains.
 
+        Returns: what `train` of this role and of others takes as `columns`: per-sample lists of CPU tensors (log-probs, kl
+        or values; on the last pipeline stage), and "passes", the tags that need not run again.
+        """
+        from slime.backends.megatron_utils import advantages
+
+        assert not self.offload.is_asleep, "scoring with a sleeping rank"
+        with self._timers("score"):
+            data, batches = self._lay_out(shard)
+            known = set(data)
+            done = self.passes.run(data, batches, old_version)
+            if self._is_last_stage and not self.role.with_value_head:
+                data["kl"] = advantages.kl_to_reference(self.args, data)
+        return {"passes": done, **_on_cpu({name: data[name] for name in data.keys() - known})}
+
+    def train(
+        self, rollout_id: int, shard: dict, columns: Sequence[dict] = (), old_version: int | None = None
+    ) -> dict[str, dict]:
+        """Train on this rank's shard of a rollout, all optimizer steps. Leaves what other roles need in `columns`.
+
+        Args:
+            columns: what `score` and `train` of this rank of other roles, and `score` of this one, gave for the shard.
+            old_version: of the weights that generated it (`--keep-old-actor`); None: those in training.
         Returns: on the main rank {"steps": {step: {"train/...": x}}, "rollout": {"rollout/...": x, "perf/...": x}},
         on the others {}.
         """
+        from slime.backends.megatron_utils import performance
+
         assert not self.offload.is_asleep, "training a sleeping rank"
         with self._timers("train"):
-            data, batches = self._prepare(rollout_id, shard)
-            with self._timers("actor_train"):
+            data, batches = self._lay_out(shard)
+            self._prepare(rollout_id, data, batches, columns, old_version)
+            with self._timers(f"{self.role.name}_train"):
                 steps, first_step = self._run_steps(rollout_id, data, batches)
             rollout = self._rollout_metrics(data, first_step) if self._is_last_stage else {}
             self._update_reference(rollout_id)
             self._dump(rollout_id, data)
-        rollout.update(self._performance(data))
+        rollout.update(performance.metrics(self.args, self.role, data, self._read_tokens, self._timers))
+        gives = self.role.with_value_head and self._is_last_stage
+        self.columns = _on_cpu({"values": data["values"]}) if gives else {}
         return {"steps": steps, "rollout": rollout} if self.is_main_rank else {}
 
-    def _prepare(self, rollout_id: int, shard: dict):
-        """Return the shard on the device with every column that training needs, and its micro-batches."""
-        from slime.backends.megatron_utils import optimizer
+    def _lay_out(self, shard: dict):
+        """Return the shard on the device, and its micro-batches."""
         from slime.backends.megatron_utils.data import ShardBatches, stream_multiple, to_device
 
         with self._timers("data_preprocess"):
             data = to_device(shard, device.device())
-            batches = ShardBatches(data, stream_multiple(self.args), device.device(), self.args.share_prompts)
-        if self.args.loss_type == "policy_loss":
-            self._forward_passes(data, batches)
-        if self._is_last_stage and self.args.compute_advantages_and_returns:
-            from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
+            return data, ShardBatches(data, stream_multiple(self.args), device.device(), self.args.share_prompts)
 
+    def _prepare(self, rollout_id: int, data: dict, batches, columns: Sequence[dict], old_version) -> None:
+        """Add every column that training needs."""
+        from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
+        from slime.backends.megatron_utils.data import to_device
+
+        done = set()
+        for part in columns:
+            done |= set(part.get("passes", ()))
+            data.update(to_device({name: rows for name, rows in part.items() if name != "passes"}, device.device()))
+        self.passes.run(data, batches, old_version, done)
+        if self._is_last_stage and self.args.compute_advantages_and_returns:
             compute_advantages_and_returns(self.args, data)
-        if self.args.rollout_data_postprocess_path is not None:
+        if self.args.rollout_data_postprocess_path is not None and not self.role.with_value_head:
             load_function(self.args.rollout_data_postprocess_path)(self.args, rollout_id, data)
         if self.args.reset_optimizer_states:
             optimizer.reset_states(self.optimizer)
-        return data, batches
-
-    def _forward_passes(self, data: dict, batches) -> None:
-        self.routing.forget()
-        if "ref" in self.backup.tags():
-            data.update(self._log_probs_of("ref", "ref_", batches))
-        needed = not self.args.use_rollout_logprobs or self.args.get_mismatch_metrics
-        if needed and not self.can_reuse_forward(len(data["num_microbatches"])):
-            data.update(self._log_probs_of("actor", "", batches, with_entropy=self.args.use_rollout_entropy))
-        self.backup.switch("actor")
-
-    def _log_probs_of(self, tag: str, prefix: str, batches, with_entropy: bool = False) -> dict:
-        from slime.backends.megatron_utils.log_probs import log_prob_pass
-
-        with self._timers(f"{prefix}log_probs"):
-            self.backup.switch(tag)
-            hook = self.args.custom_megatron_before_log_prob_hook_path
-            if hook is not None:
-                load_function(hook)(self.args, self.model, prefix)
-            routing = self.routing if tag == "actor" else None
-            columns = log_prob_pass(self.args, self.model, batches, with_entropy=with_entropy, routing=routing)
-        return {f"{prefix}{name}": column for name, column in columns.items()}
 
     def _run_steps(self, rollout_id: int, data: dict, batches) -> tuple[dict[int, dict[str, float]], dict]:
         """Return (metrics by step, log-probs of the first step's forward by shard position)."""
@@ -253,7 +250,7 @@ class MegatronActor:
             report = self.runner.run(rollout_id, step_id, micro_batches, data, size)
             captured.update(report.log_probs)
             first_step = first_step or report.log_probs
-            prefix = "train/critic-" if self.role == "critic" else "train/"
+            prefix = f"train/{self.role.metric_prefix}"
             step = rollout_id * per_rollout + step_id
             reports[step] = {f"{prefix}{name}": value for name, value in report.metrics.items()}
         if "log_probs" not in data and per_rollout == 1 and len(captured) == len(data["tokens"]):
@@ -264,7 +261,7 @@ class MegatronActor:
         from slime.backends.megatron_utils import metrics, mismatch
 
         report = metrics.rollout_metrics(self.args, data)
-        if self.role == "actor" and self.args.loss_type == "policy_loss":
+        if not self.role.with_value_head and self.args.loss_type == "policy_loss":
             report.update(mismatch.mismatch_metrics(self.args, data, first_step))
         return report
 
@@ -276,32 +273,10 @@ class MegatronActor:
                 self._reference_moved = True
 
     def _dump(self, rollout_id: int, data: dict) -> None:
-        if self.args.save_debug_train_data is not None and self._is_last_stage:
+        if self.args.save_debug_train_data is not None and self._is_last_stage and not self.role.with_value_head:
             from slime.backends.megatron_utils.train_dump import save_train_dump
 
             save_train_dump(self.args, rollout_id, self.rank, data)
-
-    def _performance(self, data: dict) -> dict[str, float]:
-        tokens = sum(len(t) for t in data["tokens"])
-        seconds = self._timers.seconds("actor_train")
-        values = {"perf/actor_train_tok_per_s": tokens / seconds if seconds else 0.0}
-        values["perf/actor_train_read_tokens"] = float(self._read_tokens)
-        if not (self.args.share_prompts or self.args.skip_zero_advantage):  # their work is not that of the samples
-            values.update(self._tflops(data))
-        values.update({f"perf/{name}": value for name, value in device.memory_summary().items()})
-        values.update(self._timers.pop_metrics())
-        return values
-
-    def _tflops(self, data: dict) -> dict[str, float]:
-        """Return the TFLOP/s of this rank's passes; a training pass costs three forward passes."""
-        from slime.batching.flops import ModelShape, sample_flops
-
-        shape = ModelShape.from_args(self.args)
-        ranks = self.args.tensor_model_parallel_size * self.args.pipeline_model_parallel_size
-        forward = sum(sample_flops(len(t), shape) for t in data["tokens"]) / ranks / 1e12
-        work = {"actor_train": 3 * forward, "log_probs": forward, "ref_log_probs": forward}
-        times = {name: self._timers.seconds(name) for name in work}
-        return {f"perf/{name}_tflops": work[name] / times[name] for name in work if times[name] > 0}
 
     @property
     def _is_last_stage(self) -> bool:
@@ -332,6 +307,19 @@ class MegatronActor:
             if was_asleep:
                 self.offload.park_weights()
 
+    def remember(self, version: int, in_use: Set[int]) -> None:
+        """With `--keep-old-actor`, keep the weights in training as those that engines get as `version`.
+
+        Args:
+            in_use: versions whose rounds are not trained yet; copies of all others are forgotten.
+        """
+        if not self.args.keep_old_actor:
+            return
+        kept = {roles.old_tag(one) for one in {version, *in_use}}
+        self.backup.drop(lambda tag: tag in kept or not roles.is_old(tag))
+        with self.weights_in_place():
+            self.backup.store(roles.old_tag(version))
+
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def export_weights(self) -> Iterator:
@@ -354,12 +342,15 @@ class MegatronActor:
         return {name: tensor_checksum(tensor) for name, tensor in self.export_weights()}
 
     def save(self, directory: str) -> None:
-        """Write model, optimizer, schedule and random state into an existing directory; all ranks call it."""
+        """Write model, optimizer, schedule and random state into an existing directory, a role's into its own folder there;
+        all ranks call it."""
         from slime.backends.megatron_utils import checkpoint
 
         assert not self.offload.is_asleep, "saving a sleeping rank"
         with self._timers("save_model"):
-            checkpoint.save(self.args, directory, self.model, self.optimizer, self.scheduler)
+            own = checkpoint.role_dir(directory, self.role.folder)
+            own.mkdir(exist_ok=True)
+            checkpoint.save(self.args, str(own), self.model, self.optimizer, self.scheduler)
             if self._reference_moved:
                 self.backup.switch("ref")
                 checkpoint.save_weights(str(checkpoint.reference_dir(directory)), self.model)
@@ -369,7 +360,12 @@ class MegatronActor:
         """Write the model as a Hugging Face folder; all ranks call it."""
         from slime.backends.megatron_utils.megatron_to_hf.writer import save_hf
 
-        save_hf(self.model[0], self.args, directory)
+        with self.weights_in_place():
+            save_hf(self.model[0], self.args, directory)
+
+
+def _on_cpu(columns: dict[str, list]) -> dict[str, list]:
+    return {name: [row.cpu() for row in rows] for name, rows in columns.items()}
 
 
 def _iteration_of(directory: str) -> int:

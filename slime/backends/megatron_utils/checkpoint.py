@@ -16,6 +16,7 @@ import torch
 from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
 from slime.backends.megatron_utils.model_provider import unwrap
+from slime.backends.megatron_utils.value_head import has_value_head, leave_out_foreign_head
 from slime.utils import device
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,20 @@ def is_megatron_dir(path: str | Path) -> bool:
 def reference_dir(directory: str) -> Path:
     """Return where a checkpoint keeps the reference model's weights, when they are no longer those of --ref-load."""
     return Path(directory) / "reference"
+
+
+def role_dir(directory: str, folder: str) -> Path:
+    """Return where a checkpoint keeps the state of a train role (`TrainRole.folder`)."""
+    return Path(directory) / folder
+
+
+def role_source(path: str, step: int | None, folder: str) -> tuple[str, int | None]:
+    """Return (path, step) of a train role's start weights: its own in a checkpoint of all roles, else what `path` holds."""
+    if folder and is_megatron_dir(path):
+        own = iteration_dir(path, step) / folder
+        if is_megatron_dir(own):
+            return str(own), None
+    return path, step
 
 
 def is_hf_dir(path: str | Path) -> bool:
@@ -64,6 +79,8 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
 
         directory = iteration_dir(path, step)
         state = {"model": _model_state(model)}
+        if has_value_head(unwrap(model[-1])):
+            leave_out_foreign_head(state["model"], str(directory))
         loaded = dist_checkpointing.load(state, str(directory))
         _fill_model(model, loaded["model"])
     elif is_hf_dir(path):
@@ -117,9 +134,10 @@ def load(args, directory: str, model: list, optimizer, scheduler) -> None:
         optimizer.load_state_dict(loaded["optimizer"])
         optimizer_fixes.unshare_steps(optimizer)
         shortcuts.fuse_adam(optimizer)
-        _load_schedule(args, scheduler, loaded["scheduler"])
     elif optimizer is not None:
         optimizer.reload_model_params()
+    if scheduler is not None and not args.no_load_optim and "scheduler" in common:
+        _load_schedule(args, scheduler, common["scheduler"])
     if not args.no_load_rng and "rng" in loaded:
         _set_rng_state(loaded["rng"])
 
@@ -164,6 +182,7 @@ def _state(args, model: list, optimizer, scheduler, *, loading: bool) -> dict:
         state["optimizer"] = optimizer.sharded_state_dict(
             {"model": state["model"]}, is_loading=loading, metadata=metadata
         )
+    if scheduler is not None and not loading:
         state["scheduler"] = scheduler.state_dict()
     if not (args.no_load_rng if loading else args.no_save_rng):
         state["rng"] = _sharded_rng_state()

@@ -1,5 +1,7 @@
 """Log-probs and entropies of response tokens from logits, over tensor-parallel vocabulary shards; forward-only passes.
 
+A critic's forward-only pass reads values at the same positions.
+
 Invariants: temperature divides logits everywhere (old, reference and training alike); forward-only passes run in
 evaluation mode and return one CPU-independent tensor per sample in shard order on the last pipeline stage.
 """
@@ -99,6 +101,24 @@ def log_prob_pass(
         routing: of the model, when its experts are to be recorded or replayed.
     Returns: {"log_probs": [one [L_i] tensor per sample], and "entropy" when asked for} on the last stage, {} elsewhere.
     """
+
+    def read(batch: MicroBatch, logits: torch.Tensor) -> tuple:
+        return response_log_probs(args, logits, batch, batches.data, with_entropy=with_entropy, entropy_grad=False)
+
+    names = ("log_probs", "entropy") if with_entropy else ("log_probs",)
+    return _forward_pass(args, model, batches, names, read, routing)
+
+
+@torch.no_grad()
+def value_pass(args, model: list, batches: ShardBatches) -> dict[str, list[torch.Tensor]]:
+    """Run a critic forward over the whole shard; returns {"values": [one [L_i] tensor per sample]} on the last stage."""
+    return _forward_pass(args, model, batches, ("values",), lambda batch, output: (output[0, :, 0],))
+
+
+def _forward_pass(
+    args, model: list, batches: ShardBatches, names: tuple[str, ...], read, routing=None
+) -> dict[str, list]:
+    """Return one column per name; `read(micro-batch, output [1, N, ...])` gives a flat [N] tensor for each, or None."""
     from megatron.core import parallel_state as mpu
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -108,15 +128,8 @@ def log_prob_pass(
     def forward_step(iterator, chunk):
         batch = next(iterator)
         with nullcontext() if routing is None else routing.old_policy(batch, batches.data):
-            logits = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, batch.rows)
-
-        def collect(output, non_loss_data):
-            values = response_log_probs(
-                args, output, batch, batches.data, with_entropy=with_entropy, entropy_grad=False
-            )
-            return batch, values
-
-        return logits, collect
+            output = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, batch.rows)
+        return output, lambda output, non_loss_data: (batch, read(batch, output))
 
     for chunk in model:
         chunk.eval()
@@ -134,7 +147,7 @@ def log_prob_pass(
         chunk.train()
     if not mpu.is_pipeline_last_stage():
         return {}
-    return _in_shard_order(results, len(batches.data["tokens"]), with_entropy)
+    return _in_shard_order(results, len(batches.data["tokens"]), names)
 
 
 def _pass_indices(args, data: dict) -> list[list[int]]:
@@ -146,8 +159,7 @@ def _pass_indices(args, data: dict) -> list[list[int]]:
     return first_fit([len(t) for t in data["tokens"]], args.log_probs_max_tokens_per_gpu)
 
 
-def _in_shard_order(results: list, num_samples: int, with_entropy: bool) -> dict[str, list[torch.Tensor]]:
-    names = ("log_probs", "entropy") if with_entropy else ("log_probs",)
+def _in_shard_order(results: list, num_samples: int, names: tuple[str, ...]) -> dict[str, list[torch.Tensor]]:
     columns = {name: [None] * num_samples for name in names}
     for batch, values in results:
         for name, flat in zip(names, values, strict=False):

@@ -215,7 +215,7 @@ def scale_for_megatron(args, loss: torch.Tensor, num_micro_batches: int, global_
 def suspicious_samples(batch: MicroBatch, data: dict, log_probs: torch.Tensor | None) -> list[int]:
     """Return the `sample_indices` (or shard positions) of samples with a NaN or infinity in their numbers."""
     found: set[int] = set()
-    for key in ("log_probs", "rollout_log_probs", "ref_log_probs", "advantages", "returns"):
+    for key in ("log_probs", "rollout_log_probs", "ref_log_probs", "values", "advantages", "returns"):
         if key in data:
             found.update(non_finite_rows(batch.column(data, key)))
     if log_probs is not None:

@@ -10,13 +10,15 @@ import torch
 
 from slime.backends.megatron_utils.layer_spec import decoder_spec
 from slime.backends.megatron_utils.model_config import padded_vocab_size, resolve_architecture, transformer_config
+from slime.backends.megatron_utils.value_head import ValueHead
 from slime.utils import device
 
 
-def build_model(args) -> torch.nn.Module:
+def build_model(args, with_value_head: bool = False) -> torch.nn.Module:
     """Return the GPTModel of this pipeline stage, on this process's device, in training mode.
 
-    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours.
+    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours; a value head takes the
+    place of its output layer as well.
     """
     from megatron.core import parallel_state as mpu
 
@@ -27,7 +29,9 @@ def build_model(args) -> torch.nn.Module:
 
         model = load_function(args.custom_model_provider_path)(pre_process=pre_process, post_process=post_process)
     else:
-        model = _gpt_model(args, pre_process, post_process)
+        model = _gpt_model(args, pre_process, post_process, ties=not with_value_head)
+    if with_value_head and post_process:
+        model.output_layer = ValueHead(model.config, args.seed)
     model.to(device.device())
     if post_process:
         model.logit_rows = None
@@ -35,7 +39,7 @@ def build_model(args) -> torch.nn.Module:
     return model.train()
 
 
-def _gpt_model(args, pre_process: bool, post_process: bool):
+def _gpt_model(args, pre_process: bool, post_process: bool, ties: bool = True):
     from megatron.core.models.gpt import GPTModel
 
     config = transformer_config(args)
@@ -48,7 +52,7 @@ def _gpt_model(args, pre_process: bool, post_process: bool):
         post_process=post_process,
         fp16_lm_cross_entropy=False,
         parallel_output=True,
-        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        share_embeddings_and_output_weights=ties and not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
         rotary_percent=args.rotary_percent,
         rotary_base=args.rotary_base,
@@ -82,7 +86,8 @@ def forward_logits(model, tokens, positions, packed, rows) -> torch.Tensor:
 
     Args:
         tokens, positions: [1, T] int64. packed: PackedBatchParams. rows: [N] stream positions whose logits are wanted.
-    Returns: [1, N, V / tp] float32 logits on the last pipeline stage, hidden states for the next one elsewhere.
+    Returns: [1, N, V / tp] float32 logits ([1, N, 1] values with a value head) on the last pipeline stage, hidden states for
+        the next one elsewhere.
     """
     bare = unwrap(model)
     bare.logit_rows = rows

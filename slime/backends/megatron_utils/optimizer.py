@@ -14,6 +14,7 @@ import torch
 from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.model_config import DTYPES
 from slime.backends.megatron_utils.parameters import is_expert
+from slime.backends.megatron_utils.stateless_adam import replace_adam
 
 
 def freeze_parameters(args, model: torch.nn.Module) -> None:
@@ -80,6 +81,8 @@ def build_optimizer(args, model: list):
     optimizer = get_megatron_optimizer(optimizer_config(args), model)
     optimizer_fixes.give_initialisers(optimizer)
     shortcuts.fuse_adam(optimizer)
+    if args.use_stateless_adam:
+        replace_adam(optimizer, args.decoupled_weight_decay)
     config = get_model_config(model[0])
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads

@@ -52,6 +52,7 @@ class StepRunner:
         self.routing = routing
         self.role, self._progress, self._timers = role, progress, timers
         self.loss_function = losses.loss_function_for(args, role)
+        self._reads_whole_stream = self.loss_function is losses.custom_loss_function
 
     def run(
         self, rollout_id: int, step_id: int, batches: list[MicroBatch], data: dict, global_batch_size: int
@@ -84,11 +85,10 @@ class StepRunner:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         num_ranks = mpu.get_data_parallel_world_size(with_context_parallel=True)
-        whole_stream = self.args.loss_type == "custom_loss"
 
         def forward_step(iterator, chunk):
             batch = next(iterator)
-            rows = None if whole_stream else batch.rows
+            rows = None if self._reads_whole_stream else batch.rows
             with self.routing.training(batch, data):
                 output = forward_logits(chunk, batch.tokens, batch.positions, batch.packed, rows)
 

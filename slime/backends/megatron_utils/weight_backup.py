@@ -1,11 +1,14 @@
 """Host copies of the model's weights by tag, and the switch between them in place.
 
-Tags: `actor` (the weights in training), `ref` (reference), others as roles need them. Invariants: a restore gives the
+Tags: `actor` (the weights in training; a critic's too), those of `roles.py` for the others. Invariants: a restore gives the
 same bits back; the optimizer's own copies are not touched, so whoever trains must have `actor` in place. A switch to the
 tag that is live already costs nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -40,6 +43,19 @@ class WeightBackup:
         for copy, tensor in zip(self._copies[tag], live, strict=True):
             copy.copy_(tensor, non_blocking=True)
         device.synchronize()
+
+    def drop(self, keep: Callable[[str], bool]) -> None:
+        """Forget the copies whose tag is not kept."""
+        self._copies = {tag: copy for tag, copy in self._copies.items() if keep(tag)}
+
+    @contextmanager
+    def filling(self, tag: str) -> Iterator[None]:
+        """Store what the block puts into the live weights under `tag`; the trained ones are in place again afterwards."""
+        self.store("actor")
+        yield
+        self.store(tag)
+        self.live = tag
+        self.switch("actor")
 
     @torch.no_grad()
     def switch(self, tag: str) -> None:

@@ -109,7 +109,6 @@ def test_evaluation_sets_of_the_documents(run, data):
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
             "--tensor-model-parallel-size 2: only data",
         ),
-        ("--advantage-estimator ppo", "--advantage-estimator ppo: the critic"),
     ],
 )
 def test_documented_flags_that_are_not_built_parse_and_are_refused_with_the_reason(run, flags, reason):

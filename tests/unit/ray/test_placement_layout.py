@@ -16,6 +16,7 @@ def make_args(**changes):
         "debug_rollout_only": False,
         "rollout_external": False,
         "colocate": False,
+        "num_critic_slots": 0,
     }
     return SimpleNamespace(**(args | changes))
 
@@ -33,6 +34,9 @@ def make_args(**changes):
         ({"colocate": True, "rollout_num_gpus": 0}, (16, 0)),
         ({"rollout_external": True}, (16, 16)),
         ({"rollout_external": True, "debug_rollout_only": True}, (16, 0)),
+        ({"num_critic_slots": 16}, (64, 16)),
+        ({"num_critic_slots": 16, "colocate": True, "rollout_num_gpus": 16}, (32, 0)),
+        ({"num_critic_slots": 16, "debug_train_only": True}, (32, 0)),
     ],
 )
 def test_layout_of_every_mode(changes, expected):

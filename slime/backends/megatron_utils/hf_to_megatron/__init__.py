@@ -1,6 +1,6 @@
 """Fill a Megatron model from a Hugging Face folder.
 
-Invariants: every parameter of this rank is written; every tensor of the folder belongs to the model or is on the short
+Invariants: every parameter of this rank is written, a critic's value head excepted; every tensor of the folder belongs to the model or is on the short
 list of derived ones; a shape that does not fit is an error that names the tensor. Values are cast to the model's dtype.
 """
 
@@ -12,6 +12,7 @@ from slime.backends.megatron_utils.hf_to_megatron.reader import HfCheckpoint
 from slime.backends.megatron_utils.layer_spec import layers_with_experts
 from slime.backends.megatron_utils.model_provider import unwrap
 from slime.backends.megatron_utils.parameters import named_parameters, shard_dim, tensor_group
+from slime.backends.megatron_utils.value_head import is_part_of_head
 from slime.backends.megatron_utils.weight_names import Rule, rule_for, tensor_shard, to_megatron
 
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"
@@ -26,6 +27,8 @@ def load_hf_weights(model: torch.nn.Module, folder: str) -> None:
     config = unwrap(model).config
     with torch.no_grad():
         for name, parameter in named_parameters(model):
+            if is_part_of_head(unwrap(model), name):
+                continue
             rule = rule_for(name)
             whole = to_megatron(rule.kind, [checkpoint.tensor(x) for x in rule.hf_names], config)
             _copy(parameter, whole, rule, name)

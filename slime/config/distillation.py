@@ -1,0 +1,29 @@
+"""On-policy distillation: where the teacher's log-probs come from, and what has to be there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+
+from slime.config.checkpoint_paths import megatron_folder
+from slime.config.model_shape import is_hf_folder
+
+
+def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
+    """What stands against the distillation that was asked for."""
+    teacher, step = args.opd_teacher_load, args.opd_teacher_ckpt_step
+    if not args.use_opd:
+        if teacher is not None:
+            yield f"--opd-teacher-load {teacher}: there is no teacher without --use-opd"
+        return
+    if args.opd_type is None:
+        yield "--use-opd needs --opd-type: sglang (log-probs come with the samples) or megatron (--opd-teacher-load)"
+    elif args.opd_type == "sglang" and teacher is not None:
+        yield f"--opd-teacher-load {teacher}: with --opd-type sglang the log-probs come with the samples"
+    elif args.opd_type == "megatron" and teacher is None:
+        yield "--opd-type megatron needs --opd-teacher-load"
+    elif args.opd_type == "megatron" and not os.path.exists(teacher):
+        yield f"--opd-teacher-load {teacher}: no such folder"
+    elif args.opd_type == "megatron" and not is_hf_folder(teacher) and megatron_folder(teacher, step) is None:
+        yield f"--opd-teacher-load {teacher}: neither a Hugging Face folder nor a Megatron checkpoint"
