@@ -168,18 +168,14 @@ class MegatronActor:
     def score(self, rollout_id: int, shard: dict, old_version: int | None = None) -> dict:
         """Run the role's forward passes alone, for the roles that need their result before this one trains.
 
-        Returns: what `train` of this role and of others takes as `columns`: per-sample lists of CPU tensors (log-probs, kl
-        or values; on the last pipeline stage), and "passes", the tags that need not run again.
+        Returns: what `train` of this role and of others takes as `columns`: per-sample lists of CPU tensors (log-probs or
+        values; on the last pipeline stage), and "passes", the tags that need not run again.
         """
-        from slime.backends.megatron_utils import advantages
-
         assert not self.offload.is_asleep, "scoring with a sleeping rank"
         with self._timers("score"):
             data, batches = self._lay_out(shard)
             known = set(data)
             done = self.passes.run(data, batches, old_version)
-            if self._is_last_stage and not self.role.with_value_head:
-                data["kl"] = advantages.kl_to_reference(self.args, data)
         return {"passes": done, **_on_cpu({name: data[name] for name in data.keys() - known})}
 
     def train(

@@ -15,15 +15,12 @@ from slime.utils.misc import load_function
 
 
 def compute_advantages_and_returns(args, data: dict) -> None:
-    """Add the columns to `data`; a `kl` that is there already (the actor's, for its critic) stays.
-
-    Collective over data ranks when advantages are whitened.
+    """Add the columns to `data`. Collective over data ranks when advantages are whitened.
 
     Raises: ValueError for missing inputs of the chosen estimator.
     """
-    log_probs = _old_log_probs(args, data)
-    if "kl" not in data:
-        data["kl"] = kl_to_reference(args, data)
+    log_probs = data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
+    data["kl"] = _kl(args, data, log_probs)
     if args.custom_advantage_function_path is not None:
         load_function(args.custom_advantage_function_path)(args, data)
     else:
@@ -38,13 +35,7 @@ def compute_advantages_and_returns(args, data: dict) -> None:
         data["advantages"] = whiten(data["advantages"], data["loss_masks"], _sum_over_data_ranks)
 
 
-def _old_log_probs(args, data: dict) -> list[torch.Tensor] | None:
-    return data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
-
-
-def kl_to_reference(args, data: dict) -> list[torch.Tensor]:
-    """Return the KL of the old policy to the reference, one [L_i] tensor per sample; zeros where there is none."""
-    log_probs = _old_log_probs(args, data)
+def _kl(args, data: dict, log_probs: list[torch.Tensor] | None) -> list[torch.Tensor]:
     if log_probs is None or "ref_log_probs" not in data:
         return [mask.new_zeros(len(mask), dtype=torch.float32) for mask in data["loss_masks"]]
     pairs = zip(log_probs, data["ref_log_probs"], strict=True)
