@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from safetensors.torch import load_file
 
 from slime.config import checkpoint_dirs
@@ -70,12 +69,9 @@ def test_fb_o07_killed_and_continued_ppo_ends_with_the_same_bits_and_critic_and_
 
 
 def test_look_ahead_ppo_keeps_the_policy_that_generated_each_round(train):
-    """With the critic on slots of its own; without a kept policy the gap would be as large as the steps (lr 1e-2)."""
+    """With the critic on slots of its own. Old log-probs equal the engine's, though the weights had moved on by then."""
     flags = (*SMALL, "--num-rollout", 4, "--lr", 1e-2, "--advantage-estimator", "ppo", "--async-buffer-size", 2)
-    run = train(*flags, "--critic-slots", "own", "--keep-old-actor", script="train_async.py", name="kept")
+    run = train(*flags, "--critic-slots", "own", "--keep-old-actor", script="train_async.py")
     gaps, drift = run.series("train/train_rollout_logprob_abs_diff"), run.series("train/ppo_kl")
     assert len(gaps) == 4 and max(gaps) < 1e-4
-    assert abs(drift[0]) < 1e-5 and max(map(abs, drift[2:])) > 1e-2  # weights had moved on by then
-    plain = train(*flags, "--use-tis", "--critic-slots", "own", script="train_async.py", name="plain")
-    assert max(plain.series("train/train_rollout_logprob_abs_diff")) > 1e-2
-    assert plain.series("train/ppo_kl") == pytest.approx([0.0] * 4, abs=1e-5)
+    assert abs(drift[0]) < 1e-5 and max(map(abs, drift[2:])) > 1e-2
