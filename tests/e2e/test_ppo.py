@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from safetensors.torch import load_file
 
 from slime.config import checkpoint_dirs
 from slime.observability.tracking import read_metrics
 from tests.e2e.conftest import base_flags, finish, launch
 from tests.e2e.test_checkpoint import rounds_ended, wait_for
+from tests.e2e.test_hook_examples import undocumented
 from tests.e2e.test_sync_loop import SMALL
 
 CRITIC_FILE = "megatron: [{name: critic, role: critic, overrides: {lr: 1e-2, value_clip: 10}}]"
@@ -19,6 +21,7 @@ def weights_of(folder, rollout_id: int) -> dict:
     return load_file(folder / "hf" / str(rollout_id) / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_fb_o07_killed_and_continued_ppo_ends_with_the_same_bits_and_critic_and_actor_of_one_round(
     cluster, workspace, tmp_path
 ):
@@ -75,3 +78,4 @@ def test_look_ahead_ppo_keeps_the_policy_that_generated_each_round(train):
     gaps, drift = run.series("train/train_rollout_logprob_abs_diff"), run.series("train/ppo_kl")
     assert len(gaps) == 4 and max(gaps) < 1e-4
     assert abs(drift[0]) < 1e-5 and max(map(abs, drift[2:])) > 1e-2
+    assert undocumented(run) == set()
