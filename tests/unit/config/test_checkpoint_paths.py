@@ -261,3 +261,24 @@ def test_export_may_not_overwrite_the_model(parse):
     model = parse().hf_checkpoint
     with pytest.raises(UserError, match="--save-hf .* would overwrite the model"):
         parse("--save-hf", model)
+
+
+def test_ppo_goes_on_only_from_a_checkpoint_that_holds_its_critic(parse, make_checkpoint):
+    folder = make_checkpoint()
+    with pytest.raises(UserError, match="iter_0000007 holds no critic, so it cannot be continued.*--finetune"):
+        parse("--advantage-estimator", "ppo", "--save", folder)
+    assert parse("--advantage-estimator", "ppo", "--load", folder, "--finetune").start_rollout_id == 0
+    critic = Path(folder) / "iter_0000007" / "critic"
+    critic.mkdir()
+    (critic / "metadata.json").write_text("{}")
+    assert parse("--advantage-estimator", "ppo", "--save", folder).resume_from.endswith("iter_0000007")
+    assert parse("--save", folder).resume_from.endswith("iter_0000007")  # without the critic
+
+
+def test_step_of_the_reference(parse, make_checkpoint):
+    folder = make_checkpoint(iteration=3, manifest=False)
+    make_checkpoint(iteration=9, manifest=False)
+    args = parse("--use-kl-loss", "--ref-load", folder, "--ref-ckpt-step", "3")
+    assert args.load == folder and (args.ckpt_step, args.ref_ckpt_step) == (3, 3)
+    with pytest.raises(UserError, match="--ref-load"):
+        parse("--use-kl-loss", "--ref-load", folder, "--ref-ckpt-step", "4")
