@@ -18,7 +18,7 @@ class TracedSession(Session):
 
     def __init__(self, args, looks_ahead: bool = False):
         super().__init__(args, looks_ahead)
-        self.num_rollout, self._actor = args.num_rollout, object()
+        self.num_rollout, self._trainer = args.num_rollout, object()
 
     def __enter__(self):
         return self
@@ -66,6 +66,7 @@ def run(monkeypatch):
         values |= dict(
             save_interval=None, skip_eval_before_train=False, start_notes=[], colocate=False, mismatch_alarm=None
         )
+        values |= dict(use_critic=False, keep_old_actor=False, rollout_function_path="slime.rollout.sglang_rollout.f")
         monkeypatch.setattr(module, "Session", TracedSession)
         monkeypatch.setattr(TracedSession, "trace", [])
         module.train(SimpleNamespace(offload_train=False, **(values | changes)))
