@@ -24,7 +24,7 @@ def runs(tmp_path_factory):
 
 
 def assert_close(actual: dict, expected: dict) -> None:
-    assert list(actual) == list(expected)
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(actual[name], tensor, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
