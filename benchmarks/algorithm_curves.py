@@ -165,12 +165,20 @@ def _shown(settings: str) -> str:
     return f"`{settings}`" if settings.startswith("--") else settings
 
 
+def missing(name: str) -> str:
+    """The block of a curve that nobody has measured."""
+    text = f"Not measured yet: `python benchmarks/algorithm_curves.py {name}`."
+    return f"<!-- curve: {name} -->\n{text}\n<!-- end of curve -->\n"
+
+
 def fill(text: str) -> str:
-    """Return a page with the block of every recorded curve; a mark without numbers stays as it is."""
+    """Return a page with the current block behind every mark."""
 
     def one(match: re.Match) -> str:
         path = CURVES / f"{match['name']}.json"
-        return block(match["name"], json.loads(path.read_text(encoding="utf-8"))) if path.exists() else match[0]
+        if not path.exists():
+            return missing(match["name"])
+        return block(match["name"], json.loads(path.read_text(encoding="utf-8")))
 
     return MARK.sub(one, text)
 
