@@ -2,7 +2,7 @@
 
 Always: tokens, response_lengths, rewards, raw_reward, truncated, sample_indices, rollout_ids, loss_masks,
 rollout_mask_sums, source_names. When the samples carry them: rollout_log_probs, teacher_log_probs,
-rollout_routed_experts, rollout_top_p_token_ids/offsets, metadata, round_number, multimodal_train_inputs.
+rollout_routed_experts, rollout_top_p_token_ids/offsets, metadata, adapters (numbers, when several are trained), round_number, multimodal_train_inputs.
 
 Samples are read, never changed. Values stay plain Python (tensors come in `schedule.split_train_data_by_dp`).
 Example: two samples of one prompt with rewards 1 and 0 and no std normalisation ->
@@ -22,6 +22,7 @@ from slime.algorithms.rewards import GROUP_RELATIVE, STD_NORMALISED, normalize_g
 from slime.batching.flops import moe_layers
 from slime.batching.sample_check import check_sample
 from slime.utils.misc import load_function
+from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
 
 
@@ -176,6 +177,8 @@ def _optional_columns(args, samples: list[Sample], loss_masks: list[list[int]]) 
         columns["rollout_routed_experts"] = routed_experts(args, samples, loss_masks)
     if any(sample.train_metadata is not None for sample in samples):
         columns["metadata"] = [sample.train_metadata for sample in samples]
+    if len(args.lora_adapters) > 1:
+        columns["adapters"] = [adapter_number(sample, args.lora_adapters) for sample in samples]
     if any("round_number" in (sample.metadata or {}) for sample in samples):
         columns["round_number"] = [(sample.metadata or {}).get("round_number", 1) for sample in samples]
     if args.rollout_top_p != 1.0:

@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from slime.config import algorithm, cluster, megatron_flags, observe, rollout, train
+from slime.config import algorithm, cluster, lora, megatron_flags, observe, rollout, train
 from slime.config.spec import Flag
 from slime.config.status import NOOP, UNBUILT
 
@@ -39,7 +39,7 @@ def _with_status(flag: Flag) -> Flag:
 @lru_cache(maxsize=1)
 def framework_flags() -> tuple[Flag, ...]:
     """Give the framework's own flags in the order of the help."""
-    sections = cluster.FLAGS + rollout.FLAGS + algorithm.FLAGS + train.FLAGS + observe.FLAGS
+    sections = cluster.FLAGS + rollout.FLAGS + algorithm.FLAGS + train.FLAGS + lora.FLAGS + observe.FLAGS
     return tuple(_with_status(flag) for flag in sections)
 
 

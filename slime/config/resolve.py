@@ -1,7 +1,7 @@
 """Derived values, in one documented order; the only place that changes args after parsing.
 
 Order: custom config file, paths, unbuilt flags, debug modes, devices and precision, placement, rollout sizes,
-algorithm, run folder, checkpoint, model shape, batch arithmetic, evaluation sets, engine arguments, roles, checks.
+algorithm, run folder, checkpoint, adapters, model shape, batch arithmetic, evaluation sets, engine arguments, roles, checks.
 Everything that was assumed is said in ``args.start_notes``. It knows no torch and starts nothing.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slime.config import algorithm, checkpoint_paths, megatron_values, roles, validate
+from slime.config import algorithm, checkpoint_paths, lora_rules, megatron_values, roles, validate
 from slime.config.eval_datasets import build_eval_datasets
 from slime.config.model_shape import fill_shape
 from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
@@ -356,6 +356,7 @@ STEPS: tuple[Callable[[Run], None], ...] = (
     algorithm_values,
     run_folder,
     checkpoint_paths.resolve_checkpoints,
+    lora_rules.resolve_lora,
     model,
     loss_mask_type,
     batch_rule,

@@ -31,9 +31,9 @@ def problems(args, given: set[str]) -> Iterator[str]:
 def _against_sharing(args) -> Iterator[str]:
     if args.loss_type == "custom_loss":
         yield "--loss-type custom_loss, which sees whole samples"
-    if _has_experts(args):
+    if has_experts(args):
         yield "a mixture of experts, whose balance counts tokens"
-    if args.hidden_dropout or args.attention_dropout:
+    if args.hidden_dropout or args.attention_dropout or args.lora_dropout:
         yield "dropout, which differs between samples"
     if args.multimodal_keys:
         yield "--multimodal-keys: equal prompt ids may stand for different media"
@@ -55,13 +55,13 @@ def _against_skipping(args) -> Iterator[str]:
     for name in _USER_FUNCTIONS:
         if getattr(args, name):
             yield f"--{name.replace('_', '-')} {getattr(args, name)}"
-    if _has_experts(args):
+    if has_experts(args):
         yield "a mixture of experts, whose balance counts tokens"
-    if args.hidden_dropout or args.attention_dropout:
+    if args.hidden_dropout or args.attention_dropout or args.lora_dropout:
         yield "dropout"
 
 
-def _has_experts(args) -> bool:
+def has_experts(args) -> bool:
     shape = args.model_arch.get("text_config") or args.model_arch
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return bool(args.num_experts) or any(shape.get(name) for name in names)

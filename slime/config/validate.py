@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, distillation, experts, roles, savings
+from slime.config import algorithm, distillation, experts, lora_rules, roles, savings
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
@@ -311,6 +311,7 @@ CHECKS = (
     _algorithm,
     savings.problems,
     experts.problems,
+    lora_rules.problems,
     _trainer,
     _optimizer,
     _patterns,

@@ -82,4 +82,4 @@ def _fits(group: list[Family], family: Family) -> bool:
 
 
 def _family_key(request: Request) -> tuple:
-    return (request.params.max_new_tokens == 0, *request.prompt_ids, *request.output_ids)
+    return (request.params.max_new_tokens == 0, request.adapter_number, *request.prompt_ids, *request.output_ids)

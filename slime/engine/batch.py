@@ -23,6 +23,7 @@ _COLUMNS = {
     "top_p": np.float32,
     "top_k": np.int64,
     "min_p": np.float32,
+    "adapter": np.int64,  # number of its adapter, 0 without
     "seed": np.uint64,
     "greedy": np.bool_,
     "filtered": np.bool_,
@@ -69,6 +70,7 @@ class RunningBatch:
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
+            "adapter": request.adapter_number,
             "seed": request.seed,
             "greedy": params.temperature == 0.0,
             "filtered": params.is_filtered,

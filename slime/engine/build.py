@@ -15,6 +15,7 @@ from slime.engine.generator import Generator
 from slime.engine.http_api import HttpApi
 from slime.engine.info import ServerInfo
 from slime.engine.kv_cache import KVCache
+from slime.engine.lora_api import LoraApi
 from slime.engine.model import Model
 from slime.engine.model_config import MAX_DEFAULT_CONTEXT, ModelConfig, load_model_config
 from slime.engine.openai_api import OpenAiApi
@@ -26,7 +27,7 @@ from slime.engine.tokenizer import EngineTokenizer
 from slime.engine.weight_updates import WeightUpdates
 from slime.engine.weights import Weights
 from slime.engine.wire import CallParser, Limits, ReplyWriter
-from slime.utils import device
+from slime.utils import device, peft_format
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,13 @@ class Engine:
     scheduler: Scheduler
     api: HttpApi
     openai: OpenAiApi
+    lora: LoraApi
 
     def application(self) -> web.Application:
         """Return the aiohttp application with all routes."""
         app = self.api.application()
         self.openai.add_routes(app)
+        self.lora.add_routes(app)
         return app
 
 
@@ -74,16 +77,19 @@ def build_engine(args: ServerArgs, on_events: Callable[[Events], None]) -> Engin
         one_by_one=args.enable_deterministic_inference,
         keeps_prefixes=not (args.disable_radix_cache or args.enable_deterministic_inference),
     )
+    for name, path in args.lora_paths.items():
+        generator.adapters.add(generator.adapters.make(name, *peft_format.read_adapter(path), path))
     scheduler = Scheduler(generator, args.weight_version, on_events)
-    updates = WeightUpdates(weights, args.weight_update_timeout_s)
+    updates = WeightUpdates(weights, args.weight_update_timeout_s, generator.adapters.checksums)
     limits = Limits(config.vocab_size, context_length, config.eos_token_ids, args.random_seed, keeps_experts)
     info = ServerInfo(args, config, context_length, scheduler)
-    parser, runner = CallParser(limits, tokenizer), CallRunner(scheduler)
+    parser, runner = CallParser(limits, tokenizer, generator.adapters.require), CallRunner(scheduler)
     api = HttpApi(scheduler, updates, parser, ReplyWriter(tokenizer), info, runner, args.incremental_streaming_output)
-    openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), args.model_path)
+    openai_parser = OpenAiParser(parser, tokenizer, ChatTemplate(args.model_path), args.model_path, info.name)
     openai = OpenAiApi(runner, openai_parser, OpenAiWriter(tokenizer), info)
     _log_size(weights, cache, context_length)
-    return Engine(scheduler, api, openai)
+    lora = LoraApi(scheduler, generator.adapters)
+    return Engine(scheduler, api, openai, lora)
 
 
 def _context_length(args: ServerArgs, config: ModelConfig) -> int:

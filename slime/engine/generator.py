@@ -6,6 +6,8 @@ running row has exactly one sampled token that is not in the cache yet. Does not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,6 +15,7 @@ from slime.engine import sampler
 from slime.engine.admission import Family, is_scoring, num_kept, num_unread, sequence_length
 from slime.engine.batch import RunningBatch
 from slime.engine.kv_cache import KVCache
+from slime.engine.lora import AdapterStore, TokenAdapters, token_adapters
 from slime.engine.model import Model
 from slime.engine.prefix_store import PrefixStore
 from slime.engine.requests import Request
@@ -35,6 +38,7 @@ class Generator:
         keeps_prefixes: bool = True,
     ):
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
+        self.adapters = AdapterStore(model.weights)
         self.one_by_one = one_by_one  # same shapes for a request whatever else runs, hence the same bits
         self.batch = RunningBatch(max_rows)
         self.prefixes = PrefixStore(cache, lambda: model.weights.num_changes, keeps_prefixes)
@@ -42,7 +46,7 @@ class Generator:
     def find_prefix(self, request: Request) -> None:
         """Look up which of the request's tokens need not be read."""
         tokens = request.prompt_ids + request.output_ids if request.output_ids else request.prompt_ids
-        request.prefix = self.prefixes.find(tokens, request.reusable_length)
+        request.prefix = self.prefixes.find(tokens, request.reusable_length, request.adapter_number)
 
     def make_room(self, num_new: int, length: int) -> None:
         """Prepare the cache for that many more rows and rows of that length."""
@@ -87,23 +91,29 @@ class Generator:
         if self.one_by_one:
             logits = torch.cat([self._decode_alone(row, tokens, positions) for row in range(batch.size)])
         else:
-            logits = self.model.logits(self.model.decode(tokens, positions, int(lengths.max()) + 1))
+            lora = self._adapters_of_rows(range(batch.size))
+            logits = self.model.logits(self.model.decode(tokens, positions, int(lengths.max()) + 1, lora=lora))
         lengths += 1
         return self._sample(logits, 0)
 
     def _decode_alone(self, row: int, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits [1, V] of one row."""
-        one = slice(row, row + 1)
+        one, lora = slice(row, row + 1), self._adapters_of_rows([row])
         return self.model.logits(
-            self.model.decode(tokens[one], positions[one], int(self.batch.length[row]) + 1, first_row=row)
+            self.model.decode(tokens[one], positions[one], int(self.batch.length[row]) + 1, first_row=row, lora=lora)
         )
+
+    def _adapters_of_rows(self, rows: Sequence[int]) -> TokenAdapters | None:
+        if not self.batch.adapter[rows[0] : rows[-1] + 1].any():
+            return None
+        return token_adapters([self.batch.requests[row].adapter for row in rows], 1, self.model.device)
 
     def finish(self, rows: list[int]) -> None:
         """Forget rows that the caller has flushed, but keep what was read for requests that go on from there."""
         for row in rows:
             request = self.batch.requests[row]
             tokens = (request.prompt_ids + request.output_ids)[: int(self.batch.length[row])]
-            self.prefixes.keep(row, tokens, request.weights_version, request.prefix)
+            self.prefixes.keep(row, tokens, request.weights_version, request.prefix, request.adapter_number)
             request.prefix = None
             if request.return_routed_experts:
                 count = len(request.prompt_ids) + len(request.output_ids) - 1
@@ -123,12 +133,13 @@ class Generator:
         for i, family in enumerate(families):
             padded[i, : unread[i]] = (family[0].prompt_ids + family[0].output_ids)[kept[i] :]
         tokens = torch.from_numpy(padded).to(device)
+        lora = token_adapters([family[0].adapter for family in families], padded.shape[1], device)
         if not any(kept):
-            return self.model.prefill(tokens, first)
+            return self.model.prefill(tokens, first, lora)
         for i, family in enumerate(families):
             self.prefixes.restore(family[0].prefix, first + i)
         known, lengths = torch.tensor(kept, device=device), torch.tensor(unread, device=device)
-        return self.model.extend(tokens, first, known, lengths)
+        return self.model.extend(tokens, first, known, lengths, lora)
 
     def _sample(self, logits: torch.Tensor, first: int) -> dict[int, dict]:
         """Sample a token for rows first.. from logits [rows, V] and record it."""

@@ -67,7 +67,11 @@ class ServerInfo:
     def models(self) -> dict[str, Any]:
         model = {"id": self.name, "object": "model", "created": int(time.time()), "owned_by": "sglang"}
         model |= {"root": self.name, "parent": None, "max_model_len": self._context_length}
-        return {"object": "list", "data": [model]}
+        adapters = [
+            {**model, "id": name, "root": path, "parent": self.name, "max_model_len": None}
+            for name, path in self._scheduler.generator.adapters.paths().items()
+        ]
+        return {"object": "list", "data": [model, *adapters]}
 
     def weight_version(self) -> dict[str, Any]:
         return {"weight_version": self._scheduler.weight_version}

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from slime.engine import experts
 from slime.engine.kv_cache import KVCache, round_up
+from slime.engine.lora import TokenAdapters
 from slime.engine.model_config import ModelConfig
 from slime.engine.weights import Weights
 
@@ -39,7 +40,7 @@ class Model:
         self._head_kinds = torch.tensor(kinds, device=self.device)  # query or key, for the norm of both at once
         self._eps = torch.tensor(config.norm_eps, device=self.device)
 
-    def prefill(self, tokens: torch.Tensor, first_row: int) -> torch.Tensor:
+    def prefill(self, tokens: torch.Tensor, first_row: int, lora: TokenAdapters | None = None) -> torch.Tensor:
         """Read `tokens` [B, S] (right-padded) into rows first_row.. from position 0; return hidden states [B, S, E]."""
         batch, length = tokens.shape
         rows = slice(first_row, first_row + batch)
@@ -56,12 +57,19 @@ class Model:
         hidden = F.embedding(tokens.reshape(-1), self.weights.computed["embed"])
         cos = cos.expand(length, 1, -1).repeat(batch, 1, 1)
         sin = sin.expand(length, 1, -1).repeat(batch, 1, 1)
-        hidden, chosen = self._layers(hidden, cos, sin, attend)
+        hidden, chosen = self._layers(hidden, cos, sin, attend, lora)
         if chosen is not None:
             self.cache.experts[rows, :length] = chosen.view(batch, length, *chosen.shape[1:])
         return hidden.view(batch, length, -1)
 
-    def extend(self, tokens: torch.Tensor, first_row: int, known: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def extend(
+        self,
+        tokens: torch.Tensor,
+        first_row: int,
+        known: torch.Tensor,
+        lengths: torch.Tensor,
+        lora: TokenAdapters | None = None,
+    ) -> torch.Tensor:
         """Read `tokens` [B, S] (right-padded, `lengths` [B]) into rows first_row.. behind `known` [B] tokens in the cache.
 
         Returns hidden states [B, S, E].
@@ -86,12 +94,19 @@ class Model:
 
         flat = positions.clamp(max=len(self._cos) - 1).reshape(-1)
         hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
-        hidden, chosen = self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend)
+        hidden, chosen = self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend, lora)
         if chosen is not None:
             self.cache.experts[to_row, to_slot] = chosen.view(batch, size, *chosen.shape[1:])[at_row, at_step]
         return hidden.view(batch, size, -1)
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int, first_row: int = 0) -> torch.Tensor:
+    def decode(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+        first_row: int = 0,
+        lora: TokenAdapters | None = None,
+    ) -> torch.Tensor:
         """Read one token per row from `first_row` on: `tokens` [B] at `positions` [B]; return hidden states [B, E].
 
         `longest` is the largest position plus one.
@@ -115,7 +130,9 @@ class Model:
             return torch.bmm(scores.softmax(-1), values[:, :attended])
 
         hidden = F.embedding(tokens, self.weights.computed["embed"])
-        hidden, chosen = self._layers(hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend)
+        hidden, chosen = self._layers(
+            hidden, self._cos[positions][:, None], self._sin[positions][:, None], attend, lora
+        )
         if chosen is not None:
             self.cache.experts[self._count[first_row : first_row + batch], positions] = chosen
         return hidden
@@ -125,7 +142,9 @@ class Model:
         stored = self.weights.computed
         return F.linear(hidden, stored["embed" if self.config.tied_embeddings else "head"]).float()
 
-    def _layers(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend) -> tuple:
+    def _layers(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend, lora: TokenAdapters | None
+    ) -> tuple:
         """Run all layers over x [T, E] with per-token cos/sin [T, 1, D].
 
         Returns: final hidden states [T, E], and the experts chosen [T, layers, K] if the cache keeps them, else None.
@@ -135,23 +154,22 @@ class Model:
         chosen: list[torch.Tensor | None] = []
         for i in range(config.num_layers):
             h = self._norm(x, stored[f"{i}.norm1"])
-            qkv = F.linear(h, stored[f"{i}.qkv"], stored.get(f"{i}.qkv_bias")).view(tokens, -1, config.head_dim)
+            qkv = self._linear(h, f"{i}.qkv", lora).view(tokens, -1, config.head_dim)
             qk, v = qkv.split([num_q + num_kv, num_kv], 1)
             if config.qk_norm:
                 qk = self._norm(qk, stored[f"{i}.qk_norm"].view(2, -1)[self._head_kinds])
             q, k = _rotate(qk, cos, sin).split([num_q, num_kv], 1)
             out = attend(i, q, k, v).reshape(tokens, -1)
-            x = x + F.linear(out, stored[f"{i}.o"], stored.get(f"{i}.o_bias"))
+            x = x + self._linear(out, f"{i}.o", lora)
             h = self._norm(x, stored[f"{i}.norm2"])
-            x = x + (self._experts(i, h, chosen) if config.has_experts(i) else self._mlp(i, h, chosen))
+            x = x + (self._experts(i, h, chosen) if config.has_experts(i) else self._mlp(i, h, chosen, lora))
         kept = None if self.cache.experts is None else self._stacked(chosen, tokens)
         return self._norm(x, stored["norm"]), kept
 
-    def _mlp(self, layer: int, h: torch.Tensor, chosen: list) -> torch.Tensor:
-        stored = self.weights.computed
+    def _mlp(self, layer: int, h: torch.Tensor, chosen: list, lora: TokenAdapters | None) -> torch.Tensor:
         chosen.append(None)
-        gate, up = F.linear(h, stored[f"{layer}.gate_up"]).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, stored[f"{layer}.down"])
+        gate, up = self._linear(h, f"{layer}.gate_up", lora).chunk(2, -1)
+        return self._linear(F.silu(gate) * up, f"{layer}.down", lora)
 
     def _experts(self, layer: int, h: torch.Tensor, chosen: list) -> torch.Tensor:
         stored, sizes = self.weights.computed, self.config.experts
@@ -164,6 +182,12 @@ class Model:
         """Return [T, layers, K]; zeros for layers without experts, as SGLang has it."""
         none = self._count.new_zeros(tokens, self.config.experts.per_token)
         return torch.stack([none if ids is None else ids for ids in chosen], 1).to(self.cache.experts.dtype)
+
+    def _linear(self, x: torch.Tensor, key: str, lora: TokenAdapters | None) -> torch.Tensor:
+        """Multiply x [T, in] by a stored matrix, its bias and adapters included."""
+        stored = self.weights.computed
+        out = F.linear(x, stored[key], stored.get(f"{key}_bias"))
+        return out if lora is None else lora.add(key, x, out)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         size = x.shape[-1]

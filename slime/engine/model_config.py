@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.utils.quantization import Scheme, scheme_of
+
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 MAX_DEFAULT_CONTEXT = 32768
 
@@ -50,6 +52,8 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     experts: ExpertConfig | None = None
+    quantization: Scheme | None = None
+    """How weights come; they are computed with, and held, in the dtype of the engine."""
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -101,6 +105,7 @@ def load_model_config(model_path: str | Path) -> ModelConfig:
         dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
         eos_token_ids=_eos_token_ids(raw, folder),
         experts=_expert_config(raw, model_path) if architecture == "Qwen3MoeForCausalLM" else None,
+        quantization=scheme_of(raw.get("quantization_config"), f"--model-path {model_path}"),
     )
 
 
@@ -127,8 +132,6 @@ def _check_supported(raw: dict, model_path: str | Path) -> None:
         raise ValueError(f"--model-path {model_path}: mlp_bias not supported")
     if raw.get("use_sliding_window"):
         raise ValueError(f"--model-path {model_path}: use_sliding_window not supported")
-    if raw.get("quantization_config"):
-        raise ValueError(f"--model-path {model_path}: quantization_config not supported")
 
 
 def _rope_settings(raw: dict, model_path: str | Path) -> tuple[float, dict]:

@@ -48,8 +48,10 @@ class OpenAiCall:
 class OpenAiParser:
     """Translate and check bodies."""
 
-    def __init__(self, parser: CallParser, tokenizer: EngineTokenizer, template: ChatTemplate, folder: str):
-        self._parser, self._tokenizer, self._template = parser, tokenizer, template
+    def __init__(
+        self, parser: CallParser, tokenizer: EngineTokenizer, template: ChatTemplate, folder: str, served: str
+    ):
+        self._parser, self._tokenizer, self._template, self._served = parser, tokenizer, template, served
         self._chat_defaults = _generation_defaults(Path(folder))
 
     def completion(self, body: dict[str, Any]) -> OpenAiCall:
@@ -106,6 +108,7 @@ class OpenAiParser:
                 "stream": body.get("stream") is True,
                 "return_text_in_logprobs": True,
                 "rid": rid,
+                "lora_path": self._adapter(body),
             }
         )
         return OpenAiCall(
@@ -118,6 +121,15 @@ class OpenAiParser:
             include_usage=options.get("include_usage") is True,
             continuous_usage=options.get("continuous_usage_stats") is True,
         )
+
+    def _adapter(self, body: dict) -> Any:
+        """Return the adapter that a model `base:adapter` names, else what lora_path names."""
+        model = body.get("model")
+        if isinstance(model, str) and model != self._served:
+            head, colon, adapter = model.removeprefix(self._served).partition(":")
+            if colon and adapter.strip():
+                return adapter.strip()
+        return body.get("lora_path")
 
     def _echoes(self, prompt: Any, is_text: bool) -> list[str]:
         prompts = prompt if isinstance(prompt, list) and type(prompt[0]) is not int else [prompt]

@@ -30,6 +30,8 @@ class Prefix:
     tokens: np.ndarray
     planes: torch.Tensor
     experts: torch.Tensor | None
+    adapter: int = 0
+    """Number of the adapter that computed them."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,19 @@ class PrefixStore:
     def num_bytes(self) -> int:
         return self.num_tokens * self._cache.bytes_per_token
 
-    def find(self, tokens: Sequence[int], limit: int) -> Match | None:
-        """Return the longest kept beginning of `tokens`, cut to `limit` tokens; None when it is too short to matter."""
+    def find(self, tokens: Sequence[int], limit: int, adapter: int = 0) -> Match | None:
+        """Return the longest beginning of `tokens` kept under the same adapter, cut to `limit` tokens.
+
+        None when it is too short to matter.
+        """
         self._check_version()
         if limit < MIN_TOKENS or not self._kept:
             return None
         wanted = np.array(tokens[:limit], dtype=np.int32)
         best, best_length = None, MIN_TOKENS - 1
         for prefix in self._kept.values():
+            if prefix.adapter != adapter:
+                continue
             # Only a prefix that agrees at this position can be longer than the best one so far.
             if len(prefix.tokens) <= best_length or prefix.tokens[best_length] != wanted[best_length]:
                 continue
@@ -80,7 +87,9 @@ class PrefixStore:
         self._kept.move_to_end(id(best))
         return Match(best, best_length)
 
-    def keep(self, row: int, tokens: Sequence[int], version: int, replaces: Match | None = None) -> None:
+    def keep(
+        self, row: int, tokens: Sequence[int], version: int, replaces: Match | None = None, adapter: int = 0
+    ) -> None:
         """Copy the first len(tokens) cache entries of `row`, computed under weights `version`, out of the cache.
 
         `replaces`: what the row was started from; it is dropped when the new one contains all of it.
@@ -95,7 +104,7 @@ class PrefixStore:
         layers = (*self._cache.keys, *self._cache.values)
         planes = torch.stack([layer[row, :, : len(tokens)] for layer in layers])
         experts = None if self._cache.experts is None else self._cache.experts[row, : len(tokens)].clone()
-        prefix = Prefix(np.array(tokens, dtype=np.int32), planes, experts)
+        prefix = Prefix(np.array(tokens, dtype=np.int32), planes, experts, adapter)
         self._kept[id(prefix)] = prefix
         self.num_tokens += len(tokens)
 

@@ -41,6 +41,9 @@ class Request:
     logprob_token_ids: tuple[int, ...] = ()
     stream: bool = False
     return_routed_experts: bool = False
+    lora_name: str | None = None
+    adapter: Any = None
+    """The lora.Adapter that it runs with; looked up by name whenever it starts."""
     sink: Any = None
     received_at: float = field(default_factory=time.time)
     started_at: float | None = None
@@ -71,6 +74,11 @@ class Request:
     @property
     def needs_input_logprobs(self) -> bool:
         return self.return_logprob and self.logprob_start_len >= 0
+
+    @property
+    def adapter_number(self) -> int:
+        """Tokens are the same context only under the same adapter; 0 is none."""
+        return 0 if self.adapter is None else self.adapter.number
 
     @property
     def num_output(self) -> int:

@@ -222,6 +222,8 @@ class Scheduler:
         length = cache.length if self.batch.size else 0
         while self.waiting:
             request = self.waiting[0]
+            if request.lora_name is not None and not self._find_adapter(request):
+                continue
             self.generator.find_prefix(request)
             rows = self.batch.size + len(picked) + 1
             new_length = max(length, request.reserved_length)
@@ -234,6 +236,15 @@ class Scheduler:
         if picked:
             self.generator.make_room(len(picked), length)
         return picked
+
+    def _find_adapter(self, request: Request) -> bool:
+        """Give the first waiting request its adapter; without it the request fails and leaves the queue."""
+        try:
+            request.adapter = self.generator.adapters.of_request(request.lora_name)
+        except ValueError as error:
+            self._fail(self.waiting.popleft(), str(error), is_client_error=True)
+            return False
+        return True
 
     def _after_tokens(self, first: int, count: int, reasons: dict[int, dict]) -> None:
         batch = self.batch

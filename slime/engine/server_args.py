@@ -7,7 +7,7 @@ that depend on config.json (context length, dtype `auto`) are resolved at start 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 VERSION = "0.5.23"
 """The SGLang release whose native HTTP API is spoken."""
@@ -37,6 +37,7 @@ class ServerArgs:
     disable_radix_cache: bool = False
     incremental_streaming_output: bool = False
     enable_return_routed_experts: bool = False
+    lora_paths: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict:
         """Return the settings by name, for /server_info."""
@@ -92,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="remember which experts read each token, for requests with return_routed_experts",
     )
+    add("--lora-paths", nargs="+", default=[], help="PEFT adapters to load at start: name=folder")
     return parser
 
 
@@ -100,7 +102,8 @@ def parse(argv: list[str] | None = None) -> ServerArgs:
 
     Raises: SystemExit from argparse for malformed flags, ValueError for values out of range.
     """
-    args = ServerArgs(**vars(build_parser().parse_args(argv)))
+    given = vars(build_parser().parse_args(argv))
+    args = ServerArgs(**{**given, "lora_paths": _adapters(given["lora_paths"])})
     for name in ("max_running_requests", "mem_bytes", "num_threads", "weight_update_timeout_s"):
         if getattr(args, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected a positive value")
@@ -109,3 +112,8 @@ def parse(argv: list[str] | None = None) -> ServerArgs:
     if args.context_length is not None and args.context_length <= 1:
         raise ValueError(f"--context-length {args.context_length}: expected at least 2")
     return args
+
+
+def _adapters(words: list[str]) -> dict[str, str]:
+    """Read name=folder words; a bare folder is its own name, as with SGLang."""
+    return dict(word.split("=", 1) if "=" in word else (word, word) for word in words)

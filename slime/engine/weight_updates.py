@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from slime.engine.weights import Weights
 from slime.utils import device, tensor_wire
-from slime.utils.distributed_utils import destroy_process_group, init_process_group
+from slime.utils.distributed_utils import destroy_process_group, init_process_group, wire_view
 from slime.utils.sglang_checksum import overall_checksum, sglang_checksums
 
 logger = logging.getLogger(__name__)
 
 CHECKER_ACTIONS = ("checksum", "snapshot", "reset_tensors", "compare")
 _DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8")
+    name: getattr(torch, name)
+    for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "float8_e4m3fn")
 }
 
 
@@ -34,8 +36,8 @@ class UpdateRefused(Exception):
 class WeightUpdates:
     """The groups this engine is in and the update in progress."""
 
-    def __init__(self, weights: Weights, timeout_s: float):
-        self._weights, self._timeout_s = weights, timeout_s
+    def __init__(self, weights: Weights, timeout_s: float, adapter_checksums: Callable[[], dict] = dict):
+        self._weights, self._timeout_s, self._adapter_checksums = weights, timeout_s, adapter_checksums
         self._groups: dict[str, Any] = {}
         self._lock = threading.Lock()
         self.in_progress = False
@@ -45,7 +47,11 @@ class WeightUpdates:
         self.in_progress = True
 
     def end(self) -> None:
+        """Raises: UpdateRefused when quantised weights came in part only; they are as they were."""
         self.in_progress = False
+        missing = self._weights.incomplete()
+        if missing:
+            raise UpdateRefused(f"{len(missing)} quantised weights came without all their parts, first {missing[0]!r}")
 
     def init_group(
         self, master_address: str, master_port: int, rank: int, world_size: int, group_name: str, backend: str
@@ -136,7 +142,9 @@ class WeightUpdates:
         Raises: UpdateRefused for an unknown action, and for `compare` when weights differ or nothing was kept.
         """
         if action == "checksum":
-            return {"checksums": self._weights.checksums(), **self._sglang_checksums()}
+            adapters = self._adapter_checksums()
+            own = {"adapters": adapters} if adapters else {}
+            return {"checksums": self._weights.checksums(), **own, **self._sglang_checksums()}
         if action == "snapshot":
             self._weights.take_snapshot()
         elif action == "reset_tensors":
@@ -176,7 +184,7 @@ class WeightUpdates:
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         try:
-            for work in [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]:
+            for work in [dist.broadcast(wire_view(tensor), src=0, group=group, async_op=True) for tensor in tensors]:
                 work.wait()
         except RuntimeError as error:
             self.destroy_group(group_name)

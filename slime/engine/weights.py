@@ -20,6 +20,7 @@ import torch
 from slime.engine.model_config import ModelConfig
 from slime.engine.weight_stash import WeightStash
 from slime.utils.checksum import tensor_checksum
+from slime.utils.quantization import Assembler
 from slime.utils.weight_file import open_safetensors
 
 TIED_HEAD = "lm_head.weight"
@@ -100,6 +101,8 @@ class Weights:
         self.device = device
         self._snapshot: dict[str, torch.Tensor] | None = None
         self._stash: WeightStash | None = None
+        self._assembler = Assembler(config.quantization, self.layout)
+        self._part_checksums: dict[str, str] = {}  # of quantised weights, as they came
         self.num_changes = 0
         """Counts every change of any weight; what was computed under another count is stale."""
 
@@ -138,18 +141,27 @@ class Weights:
         return None
 
     def assign(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy all tensors in place, or none.
+        """Copy all tensors in place, or none. A quantised weight changes when the last of its parts has come.
 
         Raises: ValueError naming the first tensor that does not fit.
         """
-        for name, tensor in tensors.items():
+        parts = {name: tensor.clone() for name, tensor in tensors.items() if self._assembler.is_part(name)}
+        ready = self._assembler.take({**tensors, **parts})
+        for name, tensor in ready.items():
             problem = self.problem_with(name, tensor.shape)
             if problem:
                 raise ValueError(problem)
         self.num_changes += 1
-        for name, tensor in tensors.items():
+        for name, tensor in ready.items():
             self.view(name).copy_(tensor)
+        self._part_checksums |= {name: tensor_checksum(tensor) for name, tensor in parts.items()}
         self._computed = None
+
+    def incomplete(self) -> list[str]:
+        """Return, and forget, the quantised weights of which only some parts have come."""
+        missing = self._assembler.incomplete()
+        self._assembler.forget()
+        return missing
 
     def load(self, folder: str | Path) -> None:
         """Read a complete Hugging Face folder (one or several safetensors files).
@@ -157,6 +169,9 @@ class Weights:
         Raises: ValueError when the folder is incomplete or of another model; the weights are then unchanged.
         """
         sources = _tensor_files(Path(folder))
+        if any(map(self._assembler.is_part, sources)):
+            self._load_quantized(folder, sources)
+            return
         missing = [name for name in self.layout if name not in sources]
         if missing:
             raise ValueError(f"{folder}: {len(missing)} weights missing, first {missing[0]!r}")
@@ -171,9 +186,26 @@ class Weights:
                     self.view(name).copy_(file.get_tensor(name))
         self._computed = None
 
+    def _load_quantized(self, folder: str | Path, sources: dict[str, Path]) -> None:
+        """Read a folder of quantised weights: everything is assembled before anything changes."""
+        wanted = [part for name in self.layout for part in self._assembler.names_of(name)]
+        missing = [name for name in wanted if name not in sources]
+        if missing:
+            raise ValueError(f"{folder}: {len(missing)} weights missing, first {missing[0]!r}")
+        tensors = {}
+        for path, names in _by_file(sources, wanted).items():
+            with open_safetensors(path) as file:
+                tensors.update({name: file.get_tensor(name) for name in names})
+        self._assembler.forget()
+        self.assign(tensors)
+
     def checksums(self) -> dict[str, str]:
-        """Return a checksum per Hugging Face name; equal tensors of equal dtype have equal checksums."""
-        return {name: tensor_checksum(self.view(name)) for name in self.layout}
+        """Return a checksum per Hugging Face name; equal tensors of equal dtype have equal checksums.
+
+        A quantised weight is told by its parts, as they came.
+        """
+        plain = {name: tensor_checksum(self.view(name)) for name in self.layout if not self._assembler.is_covered(name)}
+        return plain | self._part_checksums
 
     def take_snapshot(self) -> None:
         """Keep a copy of all stored tensors for `differing_from_snapshot`."""
@@ -183,6 +215,7 @@ class Weights:
     def scramble(self) -> None:
         """Overwrite every weight with noise, so that an update that leaves one out shows."""
         self.num_changes += 1
+        self._part_checksums = {}
         for tensor in self.stored.values():
             tensor.copy_(torch.rand(tensor.shape, device=tensor.device))
         self._computed = None

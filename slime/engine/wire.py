@@ -10,6 +10,7 @@ import base64
 import itertools
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,8 +46,8 @@ class GenerateCall:
 class CallParser:
     """Turn bodies of /generate into GenerateCalls."""
 
-    def __init__(self, limits: Limits, tokenizer: EngineTokenizer):
-        self._limits, self._tokenizer = limits, tokenizer
+    def __init__(self, limits: Limits, tokenizer: EngineTokenizer, require_adapter: Callable[[str], None]):
+        self._limits, self._tokenizer, self._require_adapter = limits, tokenizer, require_adapter
         self._arrivals = itertools.count()
         self._names, self._name_prefix = itertools.count(), os.urandom(8).hex()
 
@@ -62,6 +63,7 @@ class CallParser:
             name: self._per_prompt(body, name, count, is_batch)
             for name in ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_routed_experts")
         }
+        options["lora_path"] = self._adapters(body, count, is_batch)
         options["token_ids_logprob"] = self._token_ids(body.get("token_ids_logprob"), count, is_batch)
         stream = body.get("stream") is True
         requests: list[Request] = []
@@ -71,6 +73,13 @@ class CallParser:
             requests += self._requests(ids, checked, rids[i], own, stream)
         with_text = body.get("return_text_in_logprobs") is True
         return GenerateCall(requests, is_batch or len(requests) > count, stream, with_text, len(requests) // count)
+
+    def _adapters(self, body: dict, count: int, is_batch: bool) -> list[str | None]:
+        """Return the name of each prompt's adapter, None for the base model."""
+        names = self._per_prompt(body, "lora_path", count, is_batch)
+        for name in set(map(str, filter(None, names))):
+            self._require_adapter(name)
+        return [name or None for name in names]
 
     def room_for(self, ids: list[int]) -> int:
         """Return how many tokens may follow a prompt.
@@ -179,6 +188,7 @@ class CallParser:
                     logprob_token_ids=tuple(own["token_ids_logprob"]),
                     stream=stream,
                     return_routed_experts=self._wants_experts(own["return_routed_experts"]),
+                    lora_name=own["lora_path"],
                 )
             )
         return requests

@@ -26,6 +26,7 @@ class TrainActor:
         self._progress = Progress()
         self._actor = None
         self._publisher = None
+        self._engines_have_base = args.lora_base == args.hf_checkpoint
 
     def warm_up(self) -> None:
         """Import what ``init`` needs; runs while engines start and prompts are read."""
@@ -93,6 +94,8 @@ class TrainActor:
         self._actor.remember(version, in_use)
         if self._publisher is None:
             self._publisher = self._make_publisher(engine_urls)
+        if self._args.lora_sync == "adapter":
+            return self._update_adapters(version)
         if not self._publisher.clients:
             return {}
         from slime.backends.weight_sync.check import check_engines
@@ -105,6 +108,35 @@ class TrainActor:
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
+            "rollout/weight_version": version,
+        }
+
+    def _update_adapters(self, version: int) -> dict[str, float]:
+        """Send the adapters alone; the base goes ahead of the first ones where engines do not have it from --hf-checkpoint."""
+        from slime.backends.weight_sync.adapters import AdapterSender, check_adapters
+
+        args, started = self._args, time.monotonic()
+        with self._actor.weights_in_place():
+            adapters = self._actor.export_adapters()
+            sends_base = not self._engines_have_base
+            if not self._publisher.clients:
+                if sends_base:
+                    self._actor.help_export_base()
+                return {}
+            sender = AdapterSender(
+                self._actor.adapter_config(), self._host, args.rollout_num_gpus_per_engine, f"{args.run_dir}/adapters"
+            )
+            base = self._actor.export_base() if sends_base else None
+            stats = self._publisher.update(
+                base, str(version), finish=lambda client: sender.send(client, adapters, str(version))
+            )
+            if args.check_weight_update_equal:
+                check_adapters(self._publisher.clients, adapters)
+        self._engines_have_base = True
+        sent = sum(t.numel() * t.element_size() for tensors in adapters.values() for t in tensors.values())
+        return {
+            "perf/update_weights_time": time.monotonic() - started,
+            "perf/update_weights_wire_bytes": stats["bytes"] + sent * len(self._publisher.clients),
             "rollout/weight_version": version,
         }
 

@@ -19,7 +19,7 @@ from typing import Any
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
-from slime.rollout.request import token_budget
+from slime.rollout.request import adapter_of, token_budget
 from slime.utils.http_utils import observed_posts, post
 from slime.utils.processing_utils import encode_prompt, render_chat
 from slime.utils.types import Sample
@@ -219,6 +219,9 @@ async def generate_single(
     }
     if args.use_rollout_routing_replay:
         payload["return_routed_experts"] = True
+    adapter = adapter_of(args, None)
+    if adapter is not None:
+        payload["lora_path"] = adapter
     with observed_posts(None):
         output = await post(get_model_url(args), payload)
     text = _record(GenerateState(args).tokenizer, chain, context, output)

@@ -24,6 +24,7 @@ from slime.rollout.request import (
 )
 from slime.rollout.round_end import FINISHED
 from slime.utils.http_utils import HTTPStatusError, post
+from slime.utils.sample_adapter import KEY as ADAPTER_KEY
 from slime.utils.types import Sample
 
 SHORT_RESPONSE = 512
@@ -41,6 +42,7 @@ def asks_together(args, group: list, evaluation: bool) -> bool:
         and sample.prompt == first.prompt
         and sample.apply_chat_template_kwargs == first.apply_chat_template_kwargs
         and sample.metadata.get("tools") == first.metadata.get("tools")
+        and sample.metadata.get(ADAPTER_KEY) == first.metadata.get(ADAPTER_KEY)
         and sample.tokens == first.tokens
         for position, sample in enumerate(group)
     )

@@ -18,6 +18,7 @@ from slime.utils.processing_utils import (
     encode_prompt,
     render_chat,
 )
+from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,21 @@ def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict
             payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
     if args.use_rollout_routing_replay:
         payload["return_routed_experts"] = True
+    adapter = adapter_of(args, sample)
+    if adapter is not None:
+        payload["lora_path"] = adapter
     return payload
+
+
+def adapter_of(args, sample: Sample | None) -> str | None:
+    """Name of the engines' adapter that the sample goes through; None where they serve the merged model.
+
+    Raises:
+        ValueError: several adapters are trained and the sample's metadata does not name one of them.
+    """
+    if args.lora_sync != "adapter":
+        return None
+    return args.lora_adapters[adapter_number(sample, args.lora_adapters)]
 
 
 def request_headers(args, sample: Sample) -> dict[str, str] | None:

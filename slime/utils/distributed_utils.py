@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
 _creation_lock = threading.Lock()
@@ -72,3 +73,10 @@ def _create_group(backend, store, world_size: int, rank: int, group_name: str, t
     )
     c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     return group
+
+
+def wire_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as backends can send it: 8-bit floats, which gloo does not know, go as bytes."""
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.element_size() == 1 else tensor

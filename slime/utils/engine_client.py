@@ -228,6 +228,28 @@ class EngineClient:
         body = {key: value for key, value in body.items() if value is not None}
         self._request_success("/update_weights_from_disk", body, timeout_s)
 
+    def load_lora_adapter(self, name: str, path: str, timeout_s: float | None = None) -> None:
+        """Make the engine serve a PEFT folder that it can see, beside the base model."""
+        self._request_success("/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout_s)
+
+    def load_lora_adapter_from_tensors(
+        self,
+        name: str,
+        config: dict[str, Any],
+        serialized_named_tensors: list[str],
+        load_format: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hand over an adapter in memory that the engine's machine shares (`slime.utils.tensor_wire`), one text per rank."""
+        body = {"lora_name": name, "config_dict": config, "serialized_named_tensors": serialized_named_tensors}
+        if load_format is not None:
+            body["load_format"] = load_format
+        self._request_success("/load_lora_adapter_from_tensors", body, timeout_s)
+
+    def unload_lora_adapter(self, name: str, timeout_s: float | None = None) -> None:
+        """Forget an adapter, once its requests have ended."""
+        self._request_success("/unload_lora_adapter", {"lora_name": name}, timeout_s)
+
     def update_weight_version(self, new_version: str, abort_all_requests: bool = False) -> None:
         body = {"new_version": new_version, "abort_all_requests": abort_all_requests}
         self._request_success("/update_weight_version", body)
@@ -302,7 +324,8 @@ def _error(method: str, url: str, response: httpx.Response) -> EngineError:
 def _reason(response: httpx.Response) -> str:
     """Return the message of a JSON error, else the text."""
     try:
-        message = response.json().get("message")
+        answer = response.json()
+        message = answer.get("message") or answer.get("error_message")
     except (ValueError, AttributeError):
         message = None
     return (message if isinstance(message, str) and message else response.text.strip())[:1000]

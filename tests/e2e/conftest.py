@@ -120,7 +120,9 @@ def train(cluster, workspace, tmp_path):
     """``train(*flags)`` runs ``train.py`` on the workspace's model and data, and returns the finished Run."""
 
     def run(*flags, name: str = "run", check: bool = True, script: str = "train.py", cwd: Path = REPO) -> Run:
-        base = ["--hf-checkpoint", workspace.model, "--output-dir", tmp_path, "--run-name", name]
+        base = ["--output-dir", tmp_path, "--run-name", name]
+        if "--hf-checkpoint" not in flags:
+            base += ["--hf-checkpoint", workspace.model]
         if "--prompt-data" not in flags:
             base += ["--prompt-data", workspace.data]
         process = launch([*base, *flags], address=cluster, script=script, cwd=cwd)

@@ -15,6 +15,7 @@ from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
 from slime.utils.misc import load_function, spell_out_hooks
+from slime.utils.quantization import quantized, scheme_of
 
 HOOK_OPTIONS = (
     "custom_loss_function_path",
@@ -89,7 +90,7 @@ class MegatronActor:
         return start
 
     def _build(self) -> None:
-        from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils import lora, optimizer
         from slime.backends.megatron_utils.expert_routing import ExpertRouting
         from slime.backends.megatron_utils.forward_passes import ForwardPasses
         from slime.backends.megatron_utils.model_provider import build_model
@@ -98,6 +99,8 @@ class MegatronActor:
         from slime.backends.megatron_utils.weight_backup import WeightBackup
 
         bare = build_model(self.args, self.role.with_value_head)
+        if self.has_adapters:
+            lora.attach(self.args, bare)
         optimizer.freeze_parameters(self.args, bare)
         self.model = [optimizer.wrap_model(self.args, bare)]
         self.backup = WeightBackup(self.model)
@@ -120,6 +123,7 @@ class MegatronActor:
 
     def _load_trained(self, load_dir: str | None) -> int:
         from slime.backends.megatron_utils import checkpoint
+        from slime.backends.megatron_utils.lora import weights
 
         args = self.args
         if load_dir is not None:
@@ -129,6 +133,8 @@ class MegatronActor:
         source = args.load or args.ref_load or args.hf_checkpoint
         step = args.ckpt_step if args.load else args.ref_ckpt_step
         checkpoint.load_weights(args, self.model, *checkpoint.role_source(source, step, self.role.folder))
+        for name, folder in args.lora_adapter_path.items() if self.has_adapters else ():
+            weights.load_folder(self.model, args, name, folder)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         return 0
@@ -142,7 +148,19 @@ class MegatronActor:
             if frozen.tag == "ref" and load_dir is not None and checkpoint.reference_dir(load_dir).is_dir():
                 source, step, self._reference_moved = str(checkpoint.reference_dir(load_dir)), None, True
             with self.backup.filling(frozen.tag):
-                checkpoint.load_weights(self.args, self.model, source, step)
+                if self.has_adapters:
+                    self._fill_reference_adapters(source if self._reference_moved else None)
+                else:
+                    checkpoint.load_weights(self.args, self.model, source, step)
+
+    def _fill_reference_adapters(self, directory: str | None) -> None:
+        """The reference of adapters is the base without them, or the adapters that --ref-update-interval put into a folder."""
+        from slime.backends.megatron_utils import checkpoint, lora
+
+        if directory is not None:
+            checkpoint.load_adapters(self.model, directory)
+        else:
+            lora.clear(self.model)
 
     # ---- facts ----------------------------------------------------------------------------------------------------
 
@@ -162,6 +180,11 @@ class MegatronActor:
             mpu.get_data_parallel_rank(with_context_parallel=True) == 0 and mpu.get_tensor_model_parallel_rank() == 0
         )
         return first and mpu.is_pipeline_last_stage()
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether low-rank adapters are trained instead of the model."""
+        return not self.role.with_value_head and self.args.lora_rank > 0
 
     # ---- training -------------------------------------------------------------------------------------------------
 
@@ -319,11 +342,46 @@ class MegatronActor:
     # ---- weights --------------------------------------------------------------------------------------------------
 
     def export_weights(self) -> Iterator:
-        """Yield (Hugging Face name, tensor) of the whole model; every rank must walk it when tp or pp is above 1."""
+        """Yield (Hugging Face name, tensor) of the whole model, the adapter merged, quantised as --hf-checkpoint is; every
+        rank must walk it when tp or pp is above 1."""
+        from slime.backends.megatron_utils.lora import weights
+
+        tensors = self._export_plain()
+        if self.has_adapters and len(self.args.lora_adapters) == 1:
+            adapter = weights.whole_adapter(self.model, self.args.lora_adapters[0])
+            tensors = weights.merged(tensors, adapter, self.args.lora_alpha / self.args.lora_rank)
+        return quantized(tensors, self._scheme)
+
+    def export_base(self) -> Iterator:
+        """The same without adapters."""
+        return quantized(self._export_plain(), self._scheme)
+
+    def _export_plain(self) -> Iterator:
         from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 
         assert self.backup.live == "actor", f"the weights in place are {self.backup.live!r}"
         return export_hf_weights(self.model[0], self.args)
+
+    @property
+    def _scheme(self):
+        return scheme_of(self.args.model_arch.get("quantization_config"), f"--hf-checkpoint {self.args.hf_checkpoint}")
+
+    def export_adapters(self) -> dict[str, dict]:
+        """Return the tensors of every adapter by PEFT name; all ranks call it."""
+        from slime.backends.megatron_utils.lora import weights
+
+        return {name: weights.whole_adapter(self.model, name) for name in self.args.lora_adapters}
+
+    def adapter_config(self) -> dict:
+        """Return PEFT's description of the adapters."""
+        from slime.backends.megatron_utils.lora import weights
+
+        return weights.config_of(self.args)
+
+    def help_export_base(self) -> None:
+        """Take part in an export of the base that another rank walks."""
+        for _ in self.export_base():
+            pass
 
     def help_export(self) -> None:
         """Take part in an export that another rank walks; nothing to do where every rank holds the whole model."""
@@ -341,12 +399,15 @@ class MegatronActor:
         """Write model, optimizer, schedule and random state into an existing directory, a role's into its own folder there;
         all ranks call it."""
         from slime.backends.megatron_utils import checkpoint
+        from slime.backends.megatron_utils.lora import weights
 
         assert not self.offload.is_asleep, "saving a sleeping rank"
         with self._timers("save_model"):
             own = checkpoint.role_dir(directory, self.role.folder)
             own.mkdir(exist_ok=True)
             checkpoint.save(self.args, str(own), self.model, self.optimizer, self.scheduler)
+            if self.has_adapters:
+                weights.write_folders(self.model, self.args, f"{directory}/adapters")
             if self._reference_moved:
                 self.backup.switch("ref")
                 checkpoint.save_weights(str(checkpoint.reference_dir(directory)), self.model)
@@ -357,7 +418,7 @@ class MegatronActor:
         from slime.backends.megatron_utils.megatron_to_hf.writer import save_hf
 
         with self.weights_in_place():
-            save_hf(self.model[0], self.args, directory)
+            save_hf(self.export_weights(), self.args, directory)
 
 
 def _on_cpu(columns: dict[str, list]) -> dict[str, list]:

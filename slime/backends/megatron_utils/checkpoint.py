@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from slime.backends.megatron_utils import optimizer_fixes, shortcuts
+from slime.backends.megatron_utils import lora, optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.hf_to_megatron import load_hf_weights
+from slime.backends.megatron_utils.lora import weights as lora_weights
 from slime.backends.megatron_utils.model_provider import unwrap
 from slime.backends.megatron_utils.value_head import has_value_head, leave_out_foreign_head
 from slime.utils import device
@@ -70,7 +72,7 @@ def iteration_dir(path: str | Path, step: int | None = None) -> Path:
 
 
 def load_weights(args, model: list, path: str, step: int | None = None) -> None:
-    """Load model weights only, from a Megatron or a Hugging Face folder.
+    """Load model weights only, without adapters, from a Megatron or a Hugging Face folder.
 
     Raises: ValueError when `path` is neither.
     """
@@ -78,7 +80,11 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
         from megatron.core import dist_checkpointing
 
         directory = iteration_dir(path, step)
-        state = {"model": _model_state(model)}
+        if "lora" in dist_checkpointing.load_common_state_dict(str(directory)):
+            raise ValueError(
+                f"{directory} holds adapters only: --lora-adapter-path starts from its adapters/<name> folder"
+            )
+        state = {"model": _base_state(model)}
         if has_value_head(unwrap(model[-1])):
             leave_out_foreign_head(state["model"], str(directory))
         loaded = dist_checkpointing.load(state, str(directory))
@@ -90,6 +96,13 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
         raise ValueError(
             f"{path} is neither a Megatron checkpoint ({LATEST} or metadata.json) nor a Hugging Face folder (config.json)"
         )
+
+
+def load_adapters(model: list, directory: str) -> None:
+    """Load the adapters that `save_weights` wrote."""
+    from megatron.core import dist_checkpointing
+
+    _fill_model(model, dist_checkpointing.load({"model": _model_state(model)}, directory)["model"])
 
 
 def save_weights(directory: str, model: list) -> None:
@@ -117,11 +130,19 @@ def save(args, directory: str, model: list, optimizer, scheduler) -> None:
 
 
 def load(args, directory: str, model: list, optimizer, scheduler) -> None:
-    """Restore everything that `save` wrote: weights, optimizer, schedule, random state."""
+    """Restore everything that `save` wrote: weights, optimizer, schedule, random state.
+
+    Raises: ValueError when the checkpoint is not one of this model, adapters included.
+    """
     from megatron.core import dist_checkpointing
 
     directory = str(iteration_dir(directory))
     common = dist_checkpointing.load_common_state_dict(directory)
+    if lora.adapters_of(model[0]) is not None:  # the checkpoint holds no base
+        load_weights(args, model, args.lora_base)
+        lora_weights.check_facts(common.get("lora"), args, model, directory)
+    elif "lora" in common:
+        raise ValueError(f"checkpoint {directory} holds adapters: --lora-rank {common['lora']['rank']} trains on")
     with_optimizer = optimizer is not None and not args.no_load_optim and bool(common.get("has_optimizer"))
     if with_optimizer:
         optimizer_fixes.prime(optimizer)
@@ -162,10 +183,28 @@ def _sharding_metadata(plain: bool = False) -> dict:
 
 
 def _model_state(model: list) -> dict:
+    """What training changes: the adapters where there are some, else the whole model."""
+    return _by_chunk(model, lambda chunk: _trained_state(unwrap(chunk)))
+
+
+def _base_state(model: list) -> dict:
     metadata = _sharding_metadata()
+    return _by_chunk(
+        model, lambda chunk: lora_weights.without_adapters(unwrap(chunk).sharded_state_dict(metadata=metadata))
+    )
+
+
+def _trained_state(bare) -> dict:
+    adapters = lora.adapters_of(bare)
+    if adapters is not None:
+        return lora_weights.sharded_state(adapters)
+    return bare.sharded_state_dict(metadata=_sharding_metadata())
+
+
+def _by_chunk(model: list, state_of: Callable) -> dict:
     if len(model) == 1:
-        return unwrap(model[0]).sharded_state_dict(metadata=metadata)
-    return {f"chunk{i}": unwrap(chunk).sharded_state_dict(metadata=metadata) for i, chunk in enumerate(model)}
+        return state_of(model[0])
+    return {f"chunk{i}": state_of(chunk) for i, chunk in enumerate(model)}
 
 
 def _fill_model(model: list, state: dict) -> None:
@@ -175,6 +214,8 @@ def _fill_model(model: list, state: dict) -> None:
 
 def _state(args, model: list, optimizer, scheduler, *, loading: bool) -> dict:
     state = {"model": _model_state(model), "has_optimizer": optimizer is not None}
+    if lora.adapters_of(model[0]) is not None and not loading:
+        state["lora"] = lora_weights.facts(args, model)
     if optimizer is not None:
         if not loading:
             optimizer_fixes.prime(optimizer)

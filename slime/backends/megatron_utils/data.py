@@ -182,7 +182,16 @@ class ShardBatches:
             self._made[kept, skipped] = pack(
                 tokens, responses, kept, self.multiple, self.where, self.share_prompts, skipped
             )
+            if "adapters" in self.data:
+                batch = self._made[kept, skipped]
+                batch.packed.adapter_of_token = self._adapter_of_token(batch)
         return self._made[kept, skipped]
+
+    def _adapter_of_token(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the number of each token's adapter, [T]; padding goes to the first."""
+        numbers = torch.tensor([*batch.column(self.data, "adapters"), 0])
+        padding = batch.tokens.shape[1] - sum(batch.total_lengths)
+        return numbers.repeat_interleave(torch.tensor([*batch.total_lengths, padding])).to(self.where)
 
     def steps(self, idle: AbstractSet[int] = frozenset()) -> list[list[MicroBatch]]:
         """Return the micro-batches of each optimizer step, in order; `idle` as in `make`."""

@@ -18,9 +18,12 @@ def uses_transformer_engine() -> bool:
     return transformer_engine.HAVE_TE
 
 
-def decoder_spec(config):
-    """Return the spec of the decoder block for this pipeline stage."""
-    if uses_transformer_engine():
+def decoder_spec(config, with_adapters: bool = False):
+    """Return the spec of the decoder block for this pipeline stage.
+
+    Low-rank adapters stand on our own layers: Transformer Engine's hide the norm's output, which adapters read.
+    """
+    if uses_transformer_engine() and not with_adapters:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
         return get_gpt_decoder_block_spec(config, use_transformer_engine=True)

@@ -45,7 +45,7 @@ def _gpt_model(args, pre_process: bool, post_process: bool, ties: bool = True):
     config = transformer_config(args)
     return GPTModel(
         config,
-        decoder_spec(config),
+        decoder_spec(config, with_adapters=args.lora_rank > 0),
         vocab_size=padded_vocab_size(args),
         max_sequence_length=args.max_position_embeddings or args.seq_length,
         pre_process=pre_process,

@@ -159,6 +159,7 @@ class PackedBatchParams(PackedSeqParams):
 
     lengths: tuple[int, ...] = ()
     shared: SharedPrompts | None = None
+    adapter_of_token: torch.Tensor | None = None  # [T] of the stream, where several low-rank adapters are trained
 
     @classmethod
     def from_lengths(

@@ -21,12 +21,17 @@ _EXPERT_BIAS = "router.expert_bias"
 
 
 def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (global name, parameter). The last stage's copy of a tied embedding goes by the embedding's name."""
+    """Yield (global name, parameter) of the model itself: low-rank adapters on it (`lora`) are left out.
+
+    The last stage's copy of a tied embedding goes by the embedding's name.
+    """
     bare = unwrap(model)
     offset = _layer_offset(bare)
     first_expert = _first_expert(bare.config)
     buffers = ((name, buffer) for name, buffer in bare.named_buffers() if name.endswith(_EXPERT_BIAS))
     for name, parameter in (*bare.named_parameters(), *buffers):
+        if name.startswith("adapters."):
+            continue
         if name == "output_layer.weight" and bare.share_embeddings_and_output_weights:
             name = "embedding.word_embeddings.weight"
         name = _LAYER.sub(lambda m: f"decoder.layers.{int(m[1]) + offset}.", name)

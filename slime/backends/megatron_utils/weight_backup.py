@@ -1,5 +1,6 @@
 """Host copies of the model's weights by tag, and the switch between them in place.
 
+Of a model with low-rank adapters only those are kept: the base never changes, and its own tag is adapters that add nothing.
 Tags: `actor` (the weights in training; a critic's too), those of `roles.py` for the others. Invariants: a restore gives the
 same bits back; the optimizer's own copies are not touched, so whoever trains must have `actor` in place. A switch to the
 tag that is live already costs nothing.
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from slime.backends.megatron_utils.lora import trained_parameters
 from slime.utils import device
 
 
@@ -26,7 +28,7 @@ class WeightBackup:
     def _tensors(self) -> list[torch.Tensor]:
         found = []
         for chunk in self.model:
-            found += [p.data for p in chunk.parameters()]
+            found += [p.data for p in trained_parameters(chunk)]
             found += [b for name, b in chunk.named_buffers() if "expert_bias" in name]
         return found
 

@@ -100,6 +100,7 @@ def _sglang_command(args, *, rank: int, host: str, port: int, base_device: int) 
         **({"base_gpu_id": base_device} if args.has_gpu else CPU_FLAGS),
         **_offload_flags(args, rank),
         "enable_return_routed_experts": args.use_rollout_routing_replay,
+        **_lora_flags(args),
         **args.sglang_given,
     }
     return [args.sglang_python or sys.executable, "-m", "sglang.launch_server", *flag_words(flags)]
@@ -110,4 +111,18 @@ def _offload_flags(args, rank: int) -> dict:
     if not (args.has_gpu and args.offload_rollout and rank < args.num_shared_engines):
         return {}
     # In some rounds nothing is sent that could replace what was released.
-    return {"enable_memory_saver": True, "enable_weights_cpu_backup": args.update_weights_interval > 1}
+    keeps = args.update_weights_interval > 1 or args.lora_sync == "adapter"
+    return {"enable_memory_saver": True, "enable_weights_cpu_backup": keeps}
+
+
+def _lora_flags(args) -> dict:
+    """Flags of an engine that serves the base model and the adapters in training."""
+    if args.lora_sync != "adapter":
+        return {}
+    count = len(args.lora_adapters)
+    return {
+        "enable_lora": True,
+        "max_lora_rank": args.lora_rank,
+        "lora_target_modules": args.target_modules,
+        "max_loras_per_batch": count + 1,  # requests without an adapter count as one
+    }

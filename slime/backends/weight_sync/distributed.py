@@ -99,10 +99,11 @@ class BroadcastTransport:
         and so the connections on which engines wait, open."""
         import torch.distributed as dist
 
+        from slime.utils.distributed_utils import wire_view
+
         try:
-            sent = [
-                dist.broadcast(tensor.contiguous(), src=0, group=self._group, async_op=True) for _, tensor in bucket
-            ]
+            tensors = [wire_view(tensor.contiguous()) for _, tensor in bucket]
+            sent = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
             for work in sent:
                 _wait_sent(work, replies)
         except Exception as error:

@@ -64,8 +64,14 @@ class WeightPublisher:
         self._buffer_bytes, self._timeout_s = buffer_bytes, timeout_s
         self._pool = self._new_pool()
 
-    def update(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, float]:
+    def update(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]] | None, version: str, finish: Call | None = None
+    ) -> dict[str, float]:
         """Bring every engine to the given weights. Returns {"bytes", "buckets"} of what was sent.
+
+        Args:
+            named_tensors: None leaves the engines' weights as they are.
+            finish: called for each engine when its weights are there, before it goes on.
 
         Raises:
             RuntimeError: an engine refused or did not answer in time; engines keep running, the next update reconnects.
@@ -76,9 +82,13 @@ class WeightPublisher:
                 transport.connect(self._submit)
             self._on_all(lambda client: client.pause(PAUSE_MODE))
             self._on_all(lambda client: client.flush_cache(_FLUSH_DEADLINE_S))
-            self._on_all(lambda client: client.begin_weight_update())
-            stats = self._send(named_tensors, version)
-            self._on_all(lambda client: client.end_weight_update())
+            stats = {"bytes": 0, "buckets": 0}
+            if named_tensors is not None:
+                self._on_all(lambda client: client.begin_weight_update())
+                stats = self._send(named_tensors, version)
+                self._on_all(lambda client: client.end_weight_update())
+            if finish is not None:
+                self._on_all(finish)
             self._on_all(lambda client: client.continue_generation())
         except Exception as error:
             failed_after_s = time.monotonic() - started

@@ -32,6 +32,7 @@ def args() -> SimpleNamespace:
         sglang_disable_radix_cache=True,
         sglang_incremental_streaming_output=False,
         sglang_enable_deterministic_inference=False,
+        lora_sync="merged",
     )
 
 
@@ -101,3 +102,11 @@ def test_flag_words():
         "1",
         "z",
     ]
+
+
+def test_sglang_that_gets_adapters_alone_is_started_for_them(args):
+    args.lora_sync, args.lora_adapters, args.lora_rank, args.target_modules = "adapter", ["a", "b"], 16, ["q_proj"]
+    words = command_of(args)
+    for flag, value in (("--max-lora-rank", "16"), ("--lora-target-modules", "q_proj"), ("--max-loras-per-batch", "3")):
+        assert words[words.index(flag) + 1] == value
+    assert "--enable-lora" in words

@@ -17,6 +17,7 @@ def make_args(**changes):
         rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, num_experts=4,
         moe_router_topk=2, moe_layer_freq=1,
         check_samples=True, model_arch={"vocab_size": 100}, use_rollout_logprobs=False, use_tis=False,
+        lora_adapters=["actor"],
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -27,6 +28,16 @@ def make_sample(index=0, group=0, reward=1.0, response=2, **changes):
         status=Sample.Status.COMPLETED,
     )  # fmt: skip
     return Sample(**{**fields, **changes})
+
+
+def test_samples_name_their_adapter_when_several_are_trained():
+    samples = [make_sample(i, metadata={"lora": name}) for i, name in enumerate("abba")]
+    data = convert_samples_to_train_data(make_args(lora_adapters=["a", "b"]), samples)
+    assert data["adapters"] == [0, 1, 1, 0]
+    assert "adapters" not in convert_samples_to_train_data(make_args(), samples)
+    samples[2].metadata = {}
+    with pytest.raises(ValueError, match=r"sample 2 has to name its adapter in metadata\['lora'\], one of a, b"):
+        convert_samples_to_train_data(make_args(lora_adapters=["a", "b"]), samples)
 
 
 def test_missing_masks_and_ids_are_filled():

@@ -140,7 +140,7 @@ def test_cache_bounds_rows_by_bytes_and_always_lets_one_in(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method .gptq."),
     ],
 )
 def test_models_that_would_be_computed_wrongly_are_refused(tmp_path, change, message):

@@ -27,6 +27,8 @@ DEFAULTS = dict(
     moe_router_score_function="softmax", moe_router_pre_softmax=False, moe_router_enable_expert_bias=False,
     moe_router_bias_update_rate=1e-3, moe_aux_loss_coeff=0.0, moe_z_loss_coeff=None, moe_per_layer_logging=False,
     moe_shared_expert_intermediate_size=None,
+    lora_rank=0, lora_alpha=32.0, lora_dropout=0.0, target_modules=None, lora_adapters=("actor",),
+    lora_adapter_path=None, lora_sync="merged", lora_base=None,
     # optimizer
     optimizer="adam", lr=1e-3, min_lr=0.0, lr_decay_style="constant", lr_decay_iters=None, lr_warmup_iters=0,
     lr_warmup_fraction=None, lr_warmup_init=0.0, lr_wsd_decay_iters=None, lr_wsd_decay_style="exponential",

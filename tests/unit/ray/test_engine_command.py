@@ -23,6 +23,7 @@ def command(rank: int, **changes) -> list[str]:
         "update_weights_interval": 1,
         "has_gpu": True,
         "sglang_python": None,
+        "lora_sync": "merged",
     }
     return engine_command(SimpleNamespace(**(args | changes)), rank=rank, host="h", port=1, base_device=0)
 

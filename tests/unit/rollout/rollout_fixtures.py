@@ -51,6 +51,8 @@ def make_args(tokenizer_dir, write_rows):
             sglang_router_request_timeout_secs=20,
             router_policy="round_robin",
             rollout_engine="embedded",
+            lora_sync="merged",
+            lora_adapters=["actor"],
             rollout_num_engines=1,
             rollout_seed=42,
             group_requests="never",

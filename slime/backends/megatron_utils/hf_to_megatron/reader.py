@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from slime.utils.quantization import Scheme, scheme_of
 from slime.utils.weight_file import open_safetensors
 
 
@@ -23,6 +24,12 @@ class HfCheckpoint:
         self.folder = Path(folder)
         self._files = self._map_names()
         self._open: dict[str, object] = {}
+        self._scheme = self._read_scheme()
+
+    def _read_scheme(self) -> Scheme | None:
+        config = self.folder / "config.json"
+        found = json.loads(config.read_text()).get("quantization_config") if config.is_file() else None
+        return scheme_of(found, str(self.folder))
 
     def _map_names(self) -> dict[str, str]:
         index = self.folder / "model.safetensors.index.json"
@@ -40,14 +47,27 @@ class HfCheckpoint:
         return names
 
     def names(self) -> set[str]:
-        """Return the names of all tensors."""
-        return set(self._files)
+        """Return the names of all tensors; a quantised weight counts as one."""
+        names = set(self._files)
+        for name in list(names) if self._scheme is not None else ():
+            weight = name[: name.find(".weight") + len(".weight")]
+            if name != weight and self._scheme.covers(weight) and name in self._scheme.part_names(weight):
+                names.discard(name)
+                names.add(weight)
+        return names
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU.
+        """Return one tensor on the CPU; a quantised weight as float32.
 
         Raises: ValueError when the folder lacks it.
         """
+        if self._scheme is not None and self._scheme.covers(name):
+            parts = self._scheme.part_names(name)
+            if parts[-1] in self._files:
+                return self._scheme.dequantize(name, {part: self._stored(part) for part in parts})
+        return self._stored(name)
+
+    def _stored(self, name: str) -> torch.Tensor:
         if name not in self._files:
             raise ValueError(f"tensor {name!r} is missing from the Hugging Face checkpoint {self.folder}")
         file = self._files[name]

@@ -7,7 +7,7 @@ in the same order; tensors have the trainer's dtype and the shapes of the Huggin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,14 +36,21 @@ def export_hf_weights(model: torch.nn.Module, args) -> Iterator[tuple[str, torch
     Tensors may share memory with live parameters: copy what must outlive the next training step.
     """
     config = unwrap(model).config
-    local = dict(named_parameters(model))
+    for name, tensor in gather_parameters(dict(named_parameters(model)), lambda name: rule_for(name).kind):
+        rule = rule_for(name)
+        yield from zip(rule.hf_names, to_hf(rule.kind, tensor, config, args.vocab_size), strict=True)
+
+
+def gather_parameters(
+    local: dict[str, torch.Tensor], kind_of: Callable[[str], str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, whole tensor) of the parameters that all ranks hold together; `kind_of` says how shards are joined."""
     for entry in _directory(local):
-        rule = rule_for(entry.name)
         with torch.no_grad():
             held = local.get(entry.name)
-            tensor = None if held is None else _gather_tensor_ranks(held, rule.kind, entry.name)
+            tensor = None if held is None else _gather_tensor_ranks(held, kind_of(entry.name), entry.name)
             tensor = _from_stage(_from_expert_rank(tensor, entry), entry)
-            yield from zip(rule.hf_names, to_hf(rule.kind, tensor, config, args.vocab_size), strict=True)
+        yield entry.name, tensor
 
 
 def export_checksums(model: torch.nn.Module, args) -> dict[str, str]:

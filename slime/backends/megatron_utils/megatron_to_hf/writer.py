@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 from slime.utils.weight_file import write_safetensors
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.pt", "*.pth", "*.gguf")
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-def save_hf(model: torch.nn.Module, args, out_dir: str, max_shard_bytes: int = 4 * 2**30) -> None:
-    """Export `model` to `out_dir` with the config and tokenizer files of `--hf-checkpoint`.
+def save_hf(export: Iterable[tuple[str, torch.Tensor]], args, out_dir: str, max_shard_bytes: int = 4 * 2**30) -> None:
+    """Write exported tensors to `out_dir` with the config and tokenizer files of `--hf-checkpoint`.
 
     Raises: ValueError when `out_dir` is the source checkpoint or lies around it.
     """
@@ -37,7 +37,7 @@ def save_hf(model: torch.nn.Module, args, out_dir: str, max_shard_bytes: int = 4
         building.mkdir(parents=True)
         _copy_side_files(source, building)
     writer = _ShardWriter(building, max_shard_bytes) if writes else None
-    for name, tensor in export_hf_weights(model, args):
+    for name, tensor in export:
         if writer is not None:
             writer.add(name, tensor)
     if writer is not None:
@@ -86,7 +86,8 @@ class _ShardWriter:
         self.pending[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         self.pending_bytes += size
         self.total_bytes += size
-        self.dtype = tensor.dtype
+        if name.endswith("norm.weight"):  # never quantised
+            self.dtype = tensor.dtype
 
     def _flush(self) -> None:
         write_safetensors(self.pending, self.folder / f"part-{len(self.shards)}")
