@@ -60,11 +60,9 @@ def two_ranks(rank, size, port, folder) -> dict:
         "data": train(*where),
         "tensor": train(*where, save=f"{folder}/../iter_0000000", **TENSOR),
         "sequence": train(*where, **SEQUENCE),
-        "pipeline": train(*where, **PIPELINE),
         "pipeline_recompute": train(*where, **PIPELINE, **WHOLE_LAYERS),
         "experts": train_experts(*where, expert_model_parallel_size=2),
         "two_data": train(*where, **two),
-        "two_tensor": train(*where, **two, **TENSOR),
         "two_sequence": train(*where, **two, **SEQUENCE),
         "two_pipeline_recompute": train(*where, **two, **PIPELINE, **WHOLE_LAYERS),
     }

@@ -9,8 +9,8 @@ from slime.utils.tiny_model import make_tiny_model
 from tests.distributed.launch import run_ranks
 
 RANKS = "tests.distributed.lora_ranks"
-LAYOUTS = ("data", "tensor", "sequence", "pipeline", "pipeline_recompute")
-OF_TWO = ("two_data", "two_tensor", "two_sequence", "two_pipeline_recompute")
+LAYOUTS = ("data", "tensor", "sequence", "pipeline_recompute")
+OF_TWO = ("two_data", "two_sequence", "two_pipeline_recompute")
 
 
 @pytest.fixture(scope="module")

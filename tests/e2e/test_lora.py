@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.conftest import write_rows
@@ -32,6 +33,7 @@ def test_adapter_only_sync_keeps_trainer_and_engine_together(train, tmp_path):
     assert set(sent) == {sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())}
 
 
+@pytest.mark.slow
 def test_two_adapters_are_trained_and_served_side_by_side(train, tmp_path):
     """Each sample is generated and trained with its own: with the other one the log-probs would be far apart."""
     rows = [{"prompt": f"{i:04d}=", "metadata": {"lora": "ab"[i % 2]}} for i in range(64)]
