@@ -33,7 +33,7 @@ def main() -> None:
     args = _arguments()
     shape = sorting.SHAPES["smoke" if args.smoke else args.shape]
     if args.smoke:
-        args.steps, args.warmup = 4, 1
+        args.steps, args.warmup = 60, 5  # rounds of some 0.1 s: enough of them to look at the threads a few times
     cores = args.cores or common.cores_of_machine(2)
     folder = sorting.prepare(shape, cores=cores)
     name = f"profile-{shape.name}"
@@ -58,7 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-savings", action="store_true", help=f"without {' '.join(SAVINGS)}")
     parser.add_argument("--flags", default="", help="more flags of train.py, in one argument")
     parser.add_argument("--threads", type=int, default=20, help="busiest threads to list (default 20)")
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape, four rounds")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, short rounds")
     return parser.parse_args()
 
 
@@ -86,7 +86,6 @@ class ThreadClocks:
         Raises: RuntimeError when fewer than two samples lie there.
         """
         inside = [row for row in self._rows if start <= row[0] <= end]
-        inside = inside if len(inside) > 1 else self._rows[-2:]
         if len(inside) < 2:
             raise RuntimeError("the run was too short to look at its threads twice")
         (first_at, first), (last_at, last) = inside[0], inside[-1]

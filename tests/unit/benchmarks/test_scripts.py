@@ -37,6 +37,7 @@ def test_engine_smoke_ends_in_a_result_line():
     assert result["models"]["tiny-fp32"]["slime"]["tokens_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_round_profile_smoke_accounts_for_the_cpu_time_of_a_round():
     """One real run of train.py through the benchmark's own flags; the parts add up to the whole."""
     result = json.loads(run("round_profile.py", "--smoke").splitlines()[-1].removeprefix("RESULT "))
