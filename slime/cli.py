@@ -47,11 +47,16 @@ def _interrupt(*_) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    # The engine has flags of its own: everything after its name is passed on.
+    # These have flags of their own: everything after their name is passed on.
     if argv[:1] == ["engine"]:
         from slime.engine.__main__ import main as engine_main
 
         sys.exit(engine_main(argv[1:]))
+    if argv[:1] == ["convert"]:
+        from slime.convert import main as convert_main
+
+        run_command(lambda: convert_main(argv[1:]))
+        return
     parser = argparse.ArgumentParser(
         prog="slime", description="Post-training of language models by reinforcement learning.", allow_abbrev=False
     )
@@ -60,6 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     _add_quickstart(commands)
     _add_ledger(commands)
     commands.add_parser("engine", help="the embedded rollout engine alone (SGLang's HTTP API); see slime engine --help")
+    commands.add_parser("convert", help="Hugging Face folder to Megatron checkpoint and back; see slime convert --help")
     arguments = parser.parse_args(argv)
     run_command(lambda: arguments.run(arguments))
 

@@ -4,10 +4,12 @@
     1. group samples by rollout id (first-seen order); a step is exactly `global_batch_size` rollouts, the incomplete
        tail is dropped;
     2. pack each step once, globally, into micro-batches;
-    3. make their number a multiple of dp_size (and of the virtual-pipeline group);
+    3. make their number a multiple of dp_size (and of the virtual-pipeline group): dynamic ones are split, and when each
+       holds one sample, fillers are added;
     4. hand them to the ranks.
 Invariants: every kept sample exactly once; all ranks have the same number of micro-batches in each step; the token cap
 holds except for a sample that exceeds it alone; a rank's micro-batch indices, flattened, are 0..n-1.
+A filler is the shortest sample of the step once more, fully masked and left out of every count, so that a rank has work.
 
 `split_train_data_by_dp` applies a schedule to the train dict of `convert.py`.
 """
@@ -37,6 +39,7 @@ class DpSchedule:
     partitions[rank]: positions (into the batch) of the rank's samples, in training order.
     micro_batch_indices[rank]: one list per micro-batch with indices into that rank's partition.
     num_microbatches[step], global_batch_sizes[step]: per optimizer step, equal on all ranks.
+    fillers[rank]: places in the rank's partition that only keep the rank busy.
 
     Example: lengths 100, 200, 300 with cap 300 on one rank -> partitions [[0, 1, 2]],
     micro_batch_indices [[[0, 1], [2]]], num_microbatches [2].
@@ -46,6 +49,7 @@ class DpSchedule:
     micro_batch_indices: list[Bins]
     num_microbatches: list[int]
     global_batch_sizes: list[int]
+    fillers: list[list[int]]
 
 
 def build_dp_schedule(
@@ -71,24 +75,23 @@ def build_dp_schedule(
         rollout_ids: trajectory of each sample; samples of one trajectory stay in one step.
         flops_fn: cost of a sample of given length; None: its length.
     Raises:
-        ValueError: fewer rollouts than one step, fewer samples than ranks, or counts that cannot be divided.
+        ValueError: fewer rollouts than one step, or counts that cannot be divided into micro-batches of fixed size.
     """
     cost = [float((flops_fn or float)(length)) for length in lengths]
     divisor = dp_size * (microbatch_group_size_per_vp_stage if vpp_size > 1 else 1)
     partitions: list[list[int]] = [[] for _ in range(dp_size)]
     micro_batches: list[Bins] = [[] for _ in range(dp_size)]
+    fillers: list[list[int]] = [[] for _ in range(dp_size)]
     counts = []
     steps = _cut_steps(rollout_ids, global_batch_size)
     for step, samples in enumerate(steps):
-        if len(samples) < dp_size:
-            raise ValueError(
-                f"step {step} has {len(samples)} samples for {dp_size} data-parallel ranks; raise --global-batch-size"
-            )
         if use_dynamic_batch_size:
             if not max_tokens_per_gpu:
                 raise ValueError("--use-dynamic-batch-size needs --max-tokens-per-gpu")
             bins = _pack(samples, lengths, cost, max_tokens_per_gpu * cp_size, balance_by_flops)
             bins = _split_until_divisible(bins, lengths, divisor)
+            shortest = min(samples, key=lambda s: lengths[s])
+            bins += [[~shortest] for _ in range(-len(bins) % divisor)]  # a filler is the complement of its sample
         else:
             bins = [samples[i : i + micro_batch_size] for i in range(0, len(samples), micro_batch_size)]
             _require_divisible(len(bins), divisor, step, len(samples), micro_batch_size)
@@ -97,8 +100,9 @@ def build_dp_schedule(
             for micro_batch in owned:
                 start = len(partitions[rank])
                 micro_batches[rank].append(list(range(start, start + len(micro_batch))))
-                partitions[rank].extend(micro_batch)
-    return DpSchedule(partitions, micro_batches, counts, [global_batch_size] * len(steps))
+                fillers[rank].extend(start + i for i, sample in enumerate(micro_batch) if sample < 0)
+                partitions[rank].extend(max(sample, ~sample) for sample in micro_batch)
+    return DpSchedule(partitions, micro_batches, counts, [global_batch_size] * len(steps), fillers)
 
 
 def _cut_steps(rollout_ids: Sequence[Hashable], global_batch_size: int) -> Bins:
@@ -153,15 +157,12 @@ def _pack(samples: list[int], lengths: Sequence[int], cost: Sequence[float], cap
 
 
 def _split_until_divisible(bins: Bins, lengths: Sequence[int], divisor: int) -> Bins:
-    """Split the heaviest bin that has several samples, until the count is a multiple of the divisor."""
+    """Split the heaviest bin that has several samples, until the count is a multiple of the divisor or none has."""
     bins = list(bins)
     while len(bins) % divisor:
         splittable = [i for i, part in enumerate(bins) if len(part) > 1]
         if not splittable:
-            raise ValueError(
-                f"{len(bins)} micro-batches cannot be made a multiple of {divisor}: every one holds a single sample; "
-                "choose a batch size with more samples"
-            )
+            break
         heaviest = max(splittable, key=lambda i: (sum(lengths[s] for s in bins[i]), -i))
         part = bins[heaviest]
         first, second = longest_first([lengths[s] for s in part], 2)
@@ -174,7 +175,7 @@ def _require_divisible(num_bins: int, divisor: int, step: int, num_samples: int,
     if num_bins % divisor:
         raise ValueError(
             f"step {step}: {num_samples} samples in micro-batches of --micro-batch-size {micro_batch_size} give "
-            f"{num_bins} micro-batches, not a multiple of {divisor} (data-parallel size x virtual-pipeline group); "
+            f"{num_bins} micro-batches, not a multiple of {divisor} (data-parallel ranks x virtual-pipeline group); "
             "change the batch size or use --use-dynamic-batch-size"
         )
 
@@ -182,7 +183,7 @@ def _require_divisible(num_bins: int, divisor: int, step: int, num_samples: int,
 def _assign(bins: Bins, cost: Sequence[float], dp_size: int, balance: bool) -> list[Bins]:
     if not balance:
         return [bins[rank::dp_size] for rank in range(dp_size)]
-    weights = [sum(cost[s] for s in part) for part in bins]
+    weights = [sum(cost[max(s, ~s)] for s in part) for part in bins]
     return [[bins[i] for i in part] for part in karmarkar_karp(weights, dp_size, equal_size=True)]
 
 
@@ -211,7 +212,7 @@ def split_train_data_by_dp(
 
     Columns with one entry per sample are cut by the rank's partition, unknown ones included; WHOLE_KEYS and values that
     are not such columns travel whole. Ragged columns become CPU tensors (TENSOR_DTYPES), `rollout_mask_sums` one float32
-    tensor. Added: partition, global_batch_sizes, num_microbatches, micro_batch_indices.
+    tensor. Added: partition, global_batch_sizes, num_microbatches, micro_batch_indices, fillers (their masks are zero).
     """
     num_samples = len(train_data["tokens"])
     total_lengths = [len(row) for row in train_data["tokens"]]
@@ -255,7 +256,10 @@ def _rank_payload(columns: dict[str, Any], num_samples: int, schedule: DpSchedul
         global_batch_sizes=list(schedule.global_batch_sizes),
         num_microbatches=list(schedule.num_microbatches),
         micro_batch_indices=schedule.micro_batch_indices[rank],
+        fillers=schedule.fillers[rank],
     )
+    for place in schedule.fillers[rank]:
+        payload["loss_masks"][place] = torch.zeros_like(payload["loss_masks"][place])
     return payload
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 TRACKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"  # Megatron's name for weights that belong to no round, such as converted ones
 FORMAT = 2
 #: ``.replaced`` is the earlier checkpoint of a round that was being saved again when the run ended.
 _COMPLETE = re.compile(r"iter_(\d{7})(\.replaced)?")
@@ -109,6 +110,15 @@ def tracked_round(folder: str) -> int | None:
             return int(file.read().strip())
     except (OSError, ValueError):
         return None
+
+
+def tracks_release(folder: str) -> bool:
+    """Whether the tracker file names weights of no round."""
+    try:
+        with open(os.path.join(folder, TRACKER), encoding="utf-8") as file:
+            return file.read().strip() == RELEASE
+    except OSError:
+        return False
 
 
 def _names(folder: str) -> list[str]:

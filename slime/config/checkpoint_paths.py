@@ -159,9 +159,9 @@ def megatron_folder(folder: str, step: int | None) -> str | None:
     if glob.glob(os.path.join(glob.escape(folder), "metadata.json")):
         return folder
     number = step if step is not None else dirs.tracked_round(folder)
-    if number is None:
+    if number is None and not dirs.tracks_release(folder):
         return None
-    directory = os.path.join(folder, dirs.name_of(number))
+    directory = os.path.join(folder, dirs.RELEASE if number is None else dirs.name_of(number))
     return directory if os.path.isfile(os.path.join(directory, "metadata.json")) else None
 
 

@@ -82,7 +82,7 @@ TABLE: dict[str, str] = {
 --finetune true
 --trust-remote-code true
 """,
-    "parallel": """
+    "layout": """
 --tensor-model-parallel-size int 1
 --pipeline-model-parallel-size int 1
 --context-parallel-size int 1
@@ -94,6 +94,8 @@ TABLE: dict[str, str] = {
 --microbatch-group-size-per-virtual-pipeline-stage int None microbatch_group_size_per_vp_stage
 --decoder-first-pipeline-num-layers int None
 --decoder-last-pipeline-num-layers int None
+""",
+    "parallel": """
 --pipeline-model-parallel-layout str None
 --pipeline-model-parallel-split-rank int None
 --pipeline-model-parallel-comm-backend str None

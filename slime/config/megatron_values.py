@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from slime.config.spec import UserError
+from slime.config.layout import parallel_sizes
 
 
 def resolve_megatron(run) -> None:
     """Derive parallel sizes and the trainer's fixed settings."""
     args = run.args
-    _parallel_sizes(run)
+    parallel_sizes(run)
     args.layernorm_epsilon = args.norm_epsilon
     args.use_distributed_optimizer = True
     args.variable_seq_lengths = True
@@ -36,17 +36,3 @@ def resolve_megatron(run) -> None:
     if args.sequence_parallel and args.tensor_model_parallel_size == 1:
         args.sequence_parallel = False
         run.notes.append("--sequence-parallel has no effect without tensor parallelism")
-
-
-def _parallel_sizes(run) -> None:
-    """Derive the data-parallel size from the world and the model-parallel sizes."""
-    args = run.args
-    tp, pp, cp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size
-    if min(tp, pp, cp, args.expert_model_parallel_size) < 1:
-        raise UserError(f"parallel sizes must be at least 1, got tensor {tp}, pipeline {pp}, context {cp}")
-    if args.world_size % (tp * pp * cp):
-        raise UserError(
-            f"--actor-num-nodes {args.actor_num_nodes} x --actor-num-gpus-per-node {args.actor_num_gpus_per_node} = "
-            f"{args.world_size} slots do not divide by tensor {tp} x pipeline {pp} x context {cp}"
-        )
-    args.data_parallel_size = args.world_size // (tp * pp * cp)

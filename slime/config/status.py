@@ -43,7 +43,7 @@ UNBUILT: dict[str, Unbuilt] = {
     **_all("multimodal prompts are not built yet", "multimodal_keys"),
     **_all("multi-token prediction is not built yet", "mtp_num_layers", "enable_mtp_training"),
     **_all("sparse-attention models are not built yet", "freeze_indexer"),
-    **_all("context parallelism is not built yet", "allgather_cp"),
+    **_all("the contiguous layout of context parallelism is not built yet: zigzag is", "allgather_cp"),
     "qwen_gdn_backend": ("gated-delta-net models are not built yet", ("flashqla",)),
     **_all(
         "block-FP8 forward is not built yet",
@@ -52,7 +52,6 @@ UNBUILT: dict[str, Unbuilt] = {
         "megatron_deepgemm_moe_forward_layers",
         "megatron_deepgemm_moe_forward_modules",
     ),
-    **_all("background saving is not built yet", "async_save"),
     **_all(
         "Weights & Biases is not built yet: curves go to TensorBoard and metrics.jsonl in the run folder", "use_wandb"
     ),
@@ -123,7 +122,8 @@ MEGATRON_GROUPS: dict[str, tuple[str, str]] = {
     "forced": ("noop", "the trainer sets it itself"),
     "checkpoint_format": ("noop", "checkpoints here have one format"),
     "patch": ("noop", "no effect in stock Megatron"),
-    "parallel": ("unbuilt", "only data parallelism is built yet: this must stay at its default"),
+    "layout": ("live", ""),
+    "parallel": ("unbuilt", "this way of laying out ranks is not built yet (docs/parallelism.md has those that are)"),
     "moe": ("live", ""),
     "moe_kernels": ("noop", KERNELS),
     "moe_drop_policy": ("noop", "no token is dropped: an engine drops none"),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, distillation, experts, lora_rules, roles, savings
+from slime.config import algorithm, distillation, experts, layout, lora_rules, roles, savings
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
@@ -231,12 +231,19 @@ def _trainer(args, given) -> Problems:
     if args.balance_by_flops and not args.use_dynamic_batch_size:
         yield "--balance-by-flops needs --use-dynamic-batch-size"
     batch, dp, micro = args.global_batch_size, args.data_parallel_size, args.micro_batch_size
-    if dp and batch < dp:
-        yield f"--global-batch-size {batch} is below the {dp} data-parallel ranks: each needs a sample in every step"
-    elif dp and not args.use_dynamic_batch_size and micro > 0 and batch % (dp * micro) and not _makes_own_samples(args):
+    group = args.microbatch_group_size_per_vp_stage or 1
+    virtual = "" if group == 1 else f" x {group} micro-batches of the virtual pipeline"
+    if not dp or args.use_dynamic_batch_size or micro < 1:
+        return
+    if batch < dp * group:
         yield (
-            f"--global-batch-size {batch} does not divide by {dp} data-parallel ranks x --micro-batch-size {micro} = "
-            f"{dp * micro} (--use-dynamic-batch-size packs any number)"
+            f"--global-batch-size {batch} is below the {dp} data-parallel ranks{virtual}: each needs a sample in every step "
+            "(--use-dynamic-batch-size takes any number)"
+        )
+    elif batch % (dp * micro * group) and not _makes_own_samples(args):
+        yield (
+            f"--global-batch-size {batch} does not divide by {dp} data-parallel ranks{virtual} x --micro-batch-size "
+            f"{micro} = {dp * micro * group} (--use-dynamic-batch-size packs any number)"
         )
 
 
@@ -312,6 +319,7 @@ CHECKS = (
     savings.problems,
     experts.problems,
     lora_rules.problems,
+    layout.problems,
     _trainer,
     _optimizer,
     _patterns,

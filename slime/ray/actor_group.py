@@ -49,8 +49,8 @@ class ActorGroup:
         return len(self._ranks)
 
     def progress(self) -> dict:
-        """Snapshot of the first rank's training; every rank has as many micro-batches."""
-        return wait_for(self._ranks[0].progress.remote(), "the trainer's progress", deadline_s=120)
+        """Snapshot of the last rank's training: it holds the last pipeline stage, where a micro-batch's loss is computed."""
+        return wait_for(self._ranks[-1].progress.remote(), "the trainer's progress", deadline_s=120)
 
     def update_weights(
         self, engine_urls: list[str], version: int, in_use: set[int], on_poll: Callable[[], None] | None = None
@@ -63,6 +63,8 @@ class ActorGroup:
             on_poll: called several times a second meanwhile; what it raises ends the wait.
         """
         replies = self._on_all("update_weights", engine_urls, version, in_use, on_poll=on_poll)
+        if self._args.check_weight_update_equal:
+            self._on_all("check_weights", version, on_poll=on_poll)
         per_rank = [metrics for metrics in replies if metrics]
         merged = {name: max(metrics[name] for metrics in per_rank) for name in (per_rank[0] if per_rank else ())}
         wire = "perf/update_weights_wire_bytes"
@@ -77,6 +79,14 @@ class ActorGroup:
 
     def save(self, directory: str) -> None:
         self._on_all("save", directory)
+
+    def save_is_written(self) -> bool:
+        """Whether ``finish_save`` would return at once."""
+        return all(self._on_all("save_is_written"))
+
+    def finish_save(self) -> None:
+        """Complete a save that goes on in the background."""
+        self._on_all("finish_save")
 
     def save_hf(self, directory: str) -> None:
         self._on_all("save_hf", directory)

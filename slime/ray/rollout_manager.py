@@ -224,7 +224,14 @@ class RolloutManager:
 
         args = self._args
         train_data = convert_samples_to_train_data(args, samples)
-        shards = split_train_data_by_dp(args, train_data, args.data_parallel_size, cp_size=args.context_parallel_size)
+        shards = split_train_data_by_dp(
+            args,
+            train_data,
+            args.data_parallel_size,
+            cp_size=args.context_parallel_size,
+            vpp_size=args.virtual_pipeline_model_parallel_size or 1,
+            microbatch_group_size_per_vp_stage=args.microbatch_group_size_per_vp_stage or 1,
+        )
         untrained: set[int] = set()
         if len(train_data["tokens"]) == len(samples):  # a custom conversion may make other rows
             positions = {position for shard in shards for position in shard["partition"]}

@@ -82,6 +82,7 @@ class Session:
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
         self._startup_s: float | None = None
+        self._saving: tuple[str, dict] | None = None  # directory being written, and the facts of its manifest
 
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +98,11 @@ class Session:
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        self._stop()
+        try:
+            if error_type is None:
+                self._finish_save()
+        finally:
+            self._stop()
 
     def _start(self) -> None:
         args = self.args
@@ -269,29 +274,44 @@ class Session:
         return metrics
 
     def save(self, rollout_id: int) -> None:
-        """One complete checkpoint: trainer, Data Buffer, export, manifest last."""
+        """One complete checkpoint: trainer, Data Buffer, export, manifest last.
+
+        With ``--async-save`` the trainer's files are written while rounds go on; the manifest follows at the end of the first
+        round that finds them written, at the next save, or at the end of the run.
+        """
         args = self.args
         with self._timed("save", rollout_id):
+            self._finish_save()
             partial = checkpoint.begin(args.save, rollout_id)
             self._trainer.save(partial)
             wait_for(self._manager.save.remote(partial, rollout_id), "saving the Data Buffer", deadline_s=600)
             if args.save_hf:  # before the commit: a run killed in the export does it again
                 self._trainer.save_hf(args.save_hf.replace("{rollout_id}", str(rollout_id)))
-            directory = checkpoint.commit(
-                partial,
-                rollout_id=rollout_id,
-                weight_version=self._weight_version,
-                run_id=args.run_id,
-                started_from=args.started_from,
-                precision=args.precision,
-                model=checkpoint_dirs.model_shape(args.model_arch),
-                keep_last=args.save_keep_last,
-                after=self._resumed.sequence if self._resumed else 0,
-            )
-        self.console.say(f"saved {directory}")
+            facts = {
+                "rollout_id": rollout_id,
+                "weight_version": self._weight_version,
+                "run_id": args.run_id,
+                "started_from": args.started_from,
+                "precision": args.precision,
+                "model": checkpoint_dirs.model_shape(args.model_arch),
+                "keep_last": args.save_keep_last,
+                "after": self._resumed.sequence if self._resumed else 0,
+            }
+            self._saving = partial, facts
+            if not args.async_save:
+                self._finish_save()
+
+    def _finish_save(self, wait: bool = True) -> None:
+        """Commit the checkpoint that is being written; without ``wait`` only if nothing has to be waited for."""
+        if self._saving is None or not (wait or self._trainer.save_is_written()):
+            return
+        (partial, facts), self._saving = self._saving, None
+        self._trainer.finish_save()
+        self.console.say(f"saved {checkpoint.commit(partial, **facts)}")
 
     def end_round(self, rollout_id: int) -> None:
-        """Log what the round took and print its line."""
+        """Log what the round took and print its line; commit a checkpoint that has been written meanwhile."""
+        self._finish_save(wait=False)
         seconds = self._report.seconds
         wall = {f"perf/{name}_wall_time": value for name, value in seconds.items()}
         wall["perf/round_time"] = sum(seconds.values())

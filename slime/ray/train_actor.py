@@ -90,21 +90,26 @@ class TrainActor:
         return unpack(ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout))
 
     def update_weights(self, engine_urls: list[str], version: int, in_use: set[int]) -> dict[str, float]:
-        """Send the current weights as ``version`` to the engines that are this rank's; {} when it has none."""
+        """Send the current weights as ``version`` to the engines that are this rank's.
+
+        Returns: metrics; {} of a rank without engines, which only gives its part of the weights to those that send.
+        """
         self._actor.remember(version, in_use)
         if self._publisher is None:
             self._publisher = self._make_publisher(engine_urls)
         if self._args.lora_sync == "adapter":
             return self._update_adapters(version)
-        if not self._publisher.clients:
-            return {}
-        from slime.backends.weight_sync.check import check_engines
-
         started = time.monotonic()
         with self._actor.weights_in_place():
-            stats = self._publisher.update(self._actor.export_weights(), str(version))
-            if self._args.check_weight_update_equal:
-                check_engines(self._publisher.clients, self._actor.export_weights, version)
+            if not self._publisher.clients:
+                self._actor.help_export()
+                return {}
+            weights = self._actor.export_weights()
+            try:
+                stats = self._publisher.update(weights, str(version))
+            finally:
+                for _ in weights:  # after a failure too: other ranks take part to the end
+                    pass
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
@@ -140,6 +145,18 @@ class TrainActor:
             "rollout/weight_version": version,
         }
 
+    def check_weights(self, version: int) -> None:
+        """Compare what this rank's engines hold with the current weights (--check-weight-update-equal)."""
+        from slime.backends.weight_sync.check import check_engines
+
+        if self._args.lora_sync == "adapter":  # compared when they were sent
+            return
+        with self._actor.weights_in_place():
+            if self._publisher.clients:
+                check_engines(self._publisher.clients, self._actor.export_weights, version)
+            else:
+                self._actor.help_export()
+
     def _make_publisher(self, engine_urls: list[str]):
         from slime.backends.weight_sync.distributed import BroadcastTransport
         from slime.backends.weight_sync.publisher import WeightPublisher
@@ -173,6 +190,12 @@ class TrainActor:
 
     def save(self, directory: str) -> None:
         self._actor.save(directory)
+
+    def save_is_written(self) -> bool:
+        return self._actor.save_is_written()
+
+    def finish_save(self) -> None:
+        self._actor.finish_save()
 
     def save_hf(self, directory: str) -> None:
         self._actor.save_hf(directory)

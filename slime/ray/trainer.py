@@ -94,6 +94,15 @@ class Trainer:
             self._wake_only({role})
             group.save(directory)
 
+    def save_is_written(self) -> bool:
+        """Whether ``finish_save`` would return at once."""
+        return all(group.save_is_written() for group in self._groups.values())
+
+    def finish_save(self) -> None:
+        """Complete a save that goes on in the background; roles may sleep."""
+        for group in self._groups.values():
+            group.finish_save()
+
     def save_hf(self, directory: str) -> None:
         self._groups["actor"].save_hf(directory)
 

@@ -12,6 +12,7 @@ LAYOUTS = {
     "tensor": dict(tensor_model_parallel_size=2),
     "sequence": dict(tensor_model_parallel_size=2, sequence_parallel=True),
     "pipeline": dict(pipeline_model_parallel_size=2),
+    "context": dict(context_parallel_size=2),
 }
 
 

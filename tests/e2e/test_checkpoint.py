@@ -126,7 +126,7 @@ def check_ledger_command(folder: Path, capsys) -> None:
     assert "epoch 0 row 1: handed out, then lost" in capsys.readouterr().out
 
 
-def killed_and_continued(cluster, workspace, tmp_path, kills) -> None:
+def killed_and_continued(cluster, workspace, tmp_path, kills, *more) -> None:
     """Run 16 rounds with filter, over-sampling and partial rollout through the kills, then check the ledger."""
     flags = command(
         workspace,
@@ -135,7 +135,7 @@ def killed_and_continued(cluster, workspace, tmp_path, kills) -> None:
         *("--num-rollout", 16, "--save", tmp_path / "save", "--save-interval", 2, "--save-keep-last", 2),
         *("--over-sampling-batch-size", 6, "--partial-rollout"),
         *("--dynamic-sampling-filter-path", "tests.e2e.hooks.drop_every_fifth_prompt"),
-        *("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt"),
+        *("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt", *more),
     )
     resumed_at = []
     for kill in (*kills, None):
@@ -171,7 +171,8 @@ def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, worksp
 
 @pytest.mark.slow
 def test_killed_in_the_driver_and_the_writing_trainer_each_prompt_ends_exactly_once(cluster, workspace, tmp_path):
-    killed_and_continued(cluster, workspace, tmp_path, MORE_KILLS)
+    """Checkpoints are written in the background."""
+    killed_and_continued(cluster, workspace, tmp_path, MORE_KILLS, "--async-save")
 
 
 NUM_ROUNDS = 8

@@ -81,7 +81,7 @@ def test_same_seed_gives_the_same_run(train):
 
 def test_continuing_a_run_trains_each_round_once(train, tmp_path):
     save = ("--save", tmp_path / "save", "--save-interval", 1, "--lr-decay-style", "constant")
-    first = train(*SMALL, *save, "--num-rollout", 2, name="first")
+    first = train(*SMALL, *save, "--num-rollout", 2, "--async-save", name="first")
     second = train(*SMALL, *save, "--num-rollout", 4, name="second")
     straight = train(*SMALL, "--num-rollout", 4, "--lr-decay-style", "constant", name="straight")
     assert [line["step"] for line in second.metrics("train/step")] == [2, 3]

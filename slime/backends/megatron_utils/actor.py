@@ -57,6 +57,7 @@ class MegatronActor:
         self.optimizer = self.scheduler = self.runner = self.offload = None
         self.backup = self.passes = self.routing = None
         self._reference_moved = False  # --ref-update-interval has replaced the weights of --ref-load
+        self._writing = None  # a save that goes on in the background
         self.columns: dict[str, list] = {}  # for other roles, of the round trained last
         self._read_tokens = 0  # that the last training pass ran through the model
 
@@ -74,8 +75,6 @@ class MegatronActor:
         from slime.backends.megatron_utils.layer_spec import uses_transformer_engine
 
         args = self.args
-        if args.context_parallel_size > 1:
-            raise ValueError(f"--context-parallel-size {args.context_parallel_size}: only 1 is built")
         _check_hooks(args)
         if args.share_prompts and uses_transformer_engine():
             raise ValueError(
@@ -93,16 +92,17 @@ class MegatronActor:
         from slime.backends.megatron_utils import lora, optimizer
         from slime.backends.megatron_utils.expert_routing import ExpertRouting
         from slime.backends.megatron_utils.forward_passes import ForwardPasses
-        from slime.backends.megatron_utils.model_provider import build_model
+        from slime.backends.megatron_utils.model_provider import build_chunks
         from slime.backends.megatron_utils.offload import Offload
         from slime.backends.megatron_utils.train_step import StepRunner
         from slime.backends.megatron_utils.weight_backup import WeightBackup
 
-        bare = build_model(self.args, self.role.with_value_head)
+        bare = build_chunks(self.args, self.role.with_value_head)
         if self.has_adapters:
-            lora.attach(self.args, bare)
+            for chunk in bare:
+                lora.attach(self.args, chunk)
         optimizer.freeze_parameters(self.args, bare)
-        self.model = [optimizer.wrap_model(self.args, bare)]
+        self.model = optimizer.wrap_model(self.args, bare)
         self.backup = WeightBackup(self.model)
         self.routing = ExpertRouting(self.args, self.model, self.role.name)
         self.passes = ForwardPasses(self.args, self.role, self.model, self.backup, self.routing, self._timers)
@@ -230,11 +230,13 @@ class MegatronActor:
 
     def _lay_out(self, shard: dict):
         """Return the shard on the device, and its micro-batches."""
+        from slime.backends.megatron_utils.context_parallel import zigzag
         from slime.backends.megatron_utils.data import ShardBatches, stream_multiple, to_device
 
         with self._timers("data_preprocess"):
             data = to_device(shard, device.device())
-            return data, ShardBatches(data, stream_multiple(self.args), device.device(), self.args.share_prompts)
+            multiple, shares = stream_multiple(self.args), self.args.share_prompts
+            return data, ShardBatches(data, multiple, device.device(), shares, zigzag())
 
     def _prepare(self, rollout_id: int, data: dict, batches, columns: Sequence[dict], old_version) -> None:
         """Add every column that training needs."""
@@ -360,7 +362,7 @@ class MegatronActor:
         from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 
         assert self.backup.live == "actor", f"the weights in place are {self.backup.live!r}"
-        return export_hf_weights(self.model[0], self.args)
+        return export_hf_weights(self.model, self.args)
 
     @property
     def _scheme(self):
@@ -385,7 +387,8 @@ class MegatronActor:
 
     def help_export(self) -> None:
         """Take part in an export that another rank walks; nothing to do where every rank holds the whole model."""
-        if self.args.tensor_model_parallel_size * self.args.pipeline_model_parallel_size > 1:
+        args = self.args
+        if args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.expert_model_parallel_size > 1:
             for _ in self.export_weights():
                 pass
 
@@ -397,7 +400,10 @@ class MegatronActor:
 
     def save(self, directory: str) -> None:
         """Write model, optimizer, schedule and random state into an existing directory, a role's into its own folder there;
-        all ranks call it."""
+        all ranks call it.
+
+        With `--async-save` the files are complete after `finish_save`; training may go on until then.
+        """
         from slime.backends.megatron_utils import checkpoint
         from slime.backends.megatron_utils.lora import weights
 
@@ -405,13 +411,23 @@ class MegatronActor:
         with self._timers("save_model"):
             own = checkpoint.role_dir(directory, self.role.folder)
             own.mkdir(exist_ok=True)
-            checkpoint.save(self.args, str(own), self.model, self.optimizer, self.scheduler)
+            self._writing = checkpoint.save(self.args, str(own), self.model, self.optimizer, self.scheduler)
             if self.has_adapters:
                 weights.write_folders(self.model, self.args, f"{directory}/adapters")
             if self._reference_moved:
                 self.backup.switch("ref")
                 checkpoint.save_weights(str(checkpoint.reference_dir(directory)), self.model)
                 self.backup.switch("actor")
+
+    def save_is_written(self) -> bool:
+        """Return whether `finish_save` would not have to wait for this rank."""
+        return self._writing is None or self._writing.is_written
+
+    def finish_save(self) -> None:
+        """Complete the last save; all ranks call it. Nothing to do for one that was written at once."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.finish()
 
     def save_hf(self, directory: str) -> None:
         """Write the model as a Hugging Face folder; all ranks call it."""

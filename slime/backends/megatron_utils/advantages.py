@@ -60,7 +60,7 @@ def _sum_over_data_ranks(x: torch.Tensor) -> torch.Tensor:
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
-    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    group = mpu.get_data_parallel_group()
     if group.size() > 1:
         x = x.clone()
         dist.all_reduce(x, group=group)

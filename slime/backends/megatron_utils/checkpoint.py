@@ -71,6 +71,15 @@ def iteration_dir(path: str | Path, step: int | None = None) -> Path:
     return found
 
 
+def stored_dtype(directory: str | Path) -> str:
+    """Return the number format of the weights in a torch_dist directory, e.g. bfloat16."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    entries = FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+    dtype = entries["embedding.word_embeddings.weight"].properties.dtype
+    return str(dtype).removeprefix("torch.")
+
+
 def load_weights(args, model: list, path: str, step: int | None = None) -> None:
     """Load model weights only, without adapters, from a Megatron or a Hugging Face folder.
 
@@ -115,18 +124,25 @@ def save_weights(directory: str, model: list) -> None:
     dist_checkpointing.save({"model": _model_state(model)}, directory, sharded_strategy=InProcessSave())
 
 
-def save(args, directory: str, model: list, optimizer, scheduler) -> None:
-    """Write the trainer's state into `directory`, which exists and is shared by all ranks."""
+def save(args, directory: str, model: list, optimizer, scheduler):
+    """Write the trainer's state into `directory`, which exists and is shared by all ranks.
+
+    Returns: None when it is written; with `--async-save` the BackgroundWrite that has to be finished.
+    """
     from megatron.core import dist_checkpointing
 
-    from slime.backends.megatron_utils.checkpoint_writer import InProcessSave
+    from slime.backends.megatron_utils.checkpoint_writer import BackgroundWrite, InProcessSave, failure_as_error
 
-    dist_checkpointing.save(
-        _state(args, model, optimizer if not args.no_save_optim else None, scheduler, loading=False),
-        directory,
-        sharded_strategy=InProcessSave(),
-        content_metadata=_sharding_metadata(plain=True),
-    )
+    state = _state(args, model, optimizer if not args.no_save_optim else None, scheduler, loading=False)
+    with failure_as_error():
+        request = dist_checkpointing.save(
+            state,
+            directory,
+            sharded_strategy=InProcessSave(),
+            async_sharded_save=args.async_save,
+            content_metadata=_sharding_metadata(plain=True),
+        )
+    return None if request is None else BackgroundWrite(request)
 
 
 def load(args, directory: str, model: list, optimizer, scheduler) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from slime.backends.megatron_utils.packed_sequences import PackedBatchParams, SharedPrompts
+from slime.backends.megatron_utils.context_parallel import lay_zigzag
+from slime.backends.megatron_utils.packed_sequences import PackedBatchParams, SharedPrompts, Zigzag
 
 WHOLE_BATCH_KEYS = (
     "raw_reward",
@@ -27,6 +28,7 @@ WHOLE_BATCH_KEYS = (
     "global_batch_sizes",
     "num_microbatches",
     "micro_batch_indices",
+    "fillers",
 )
 
 
@@ -35,17 +37,20 @@ class MicroBatch:
     """One packed stream on the device. `indices` are the positions of its samples in the shard.
 
     `skipped` are the samples of the same micro-batch that need no pass: zeros in every sum, but part of denominators.
+    Under context parallelism the stream holds this rank's part of each sample: `rows` and `targets` are of the n response
+    tokens predicted here, `own` says which of the N they are. Columns stay whole.
     """
 
     indices: tuple[int, ...]
     tokens: torch.Tensor  # [1, T]
     positions: torch.Tensor  # [1, T]
     packed: PackedBatchParams
-    rows: torch.Tensor  # [N]
-    targets: torch.Tensor  # [N]
+    rows: torch.Tensor  # [n]
+    targets: torch.Tensor  # [n]
     response_lengths: tuple[int, ...]
     total_lengths: tuple[int, ...]
     skipped: tuple[int, ...] = ()
+    own: torch.Tensor | None = None  # [n], None when n is N
 
     def column(self, data: dict, key: str) -> list:
         """Return this micro-batch's entries of a per-sample column."""
@@ -69,8 +74,10 @@ def pack(
     where: torch.device,
     share_prompts: bool = False,
     skipped: Sequence[int] = (),
+    part: Zigzag | None = None,
 ) -> MicroBatch:
-    """Lay samples end to end and pad the stream with token 0 to a multiple of `multiple`, as a sequence of its own.
+    """Lay samples, or this rank's `part` of each, end to end; pad the stream with token 0 to a multiple of `multiple`, as
+    a sequence of its own.
 
     Raises: ValueError for a sample whose response leaves no prompt token.
     """
@@ -80,12 +87,15 @@ def pack(
             raise ValueError(
                 f"sample {i} of the shard has {length} tokens and a response of {response}: no prompt token"
             )
-    lay = _shared_stream if share_prompts else _end_to_end
-    stream, positions, packed, rows = lay(tokens, lengths, list(response_lengths), multiple, where)
-    if share_prompts:
-        targets = torch.cat([t[len(t) - n :] for t, n in zip(tokens, response_lengths, strict=True)])
+    targets = torch.cat([t[len(t) - n :] for t, n in zip(tokens, response_lengths, strict=True)])
+    own = None
+    if part is not None:
+        laid = lay_zigzag(tokens, response_lengths, multiple, part, where)
+        stream, positions, packed, rows, own = laid.tokens, laid.positions, laid.packed, laid.rows, laid.own
+        targets = targets[own]
     else:
-        targets = stream[rows + 1]
+        lay = _shared_stream if share_prompts else _end_to_end
+        stream, positions, packed, rows = lay(tokens, lengths, list(response_lengths), multiple, where)
     return MicroBatch(
         indices=tuple(indices),
         tokens=stream[None].to(where),
@@ -96,6 +106,7 @@ def pack(
         response_lengths=tuple(response_lengths),
         total_lengths=tuple(lengths),
         skipped=tuple(skipped),
+        own=None if own is None else own.to(where),
     )
 
 
@@ -163,8 +174,15 @@ def stream_multiple(args) -> int:
 class ShardBatches:
     """The micro-batches of a shard; each is packed once and reused by every pass of the rollout."""
 
-    def __init__(self, data: dict, multiple: int, where: torch.device, share_prompts: bool = False):
-        self.data, self.multiple, self.where, self.share_prompts = data, multiple, where, share_prompts
+    def __init__(
+        self,
+        data: dict,
+        multiple: int,
+        where: torch.device,
+        share_prompts: bool = False,
+        part: Zigzag | None = None,
+    ):
+        self.data, self.multiple, self.where, self.share_prompts, self.part = data, multiple, where, share_prompts, part
         self._made: dict[tuple, MicroBatch] = {}
 
     def make(self, index_lists: Sequence[Sequence[int]], idle: AbstractSet[int] = frozenset()) -> list[MicroBatch]:
@@ -180,7 +198,7 @@ class ShardBatches:
             tokens = [self.data["tokens"][i] for i in kept]
             responses = [self.data["response_lengths"][i] for i in kept]
             self._made[kept, skipped] = pack(
-                tokens, responses, kept, self.multiple, self.where, self.share_prompts, skipped
+                tokens, responses, kept, self.multiple, self.where, self.share_prompts, skipped, self.part
             )
             if "adapters" in self.data:
                 batch = self._made[kept, skipped]
@@ -189,9 +207,9 @@ class ShardBatches:
 
     def _adapter_of_token(self, batch: MicroBatch) -> torch.Tensor:
         """Return the number of each token's adapter, [T]; padding goes to the first."""
-        numbers = torch.tensor([*batch.column(self.data, "adapters"), 0])
-        padding = batch.tokens.shape[1] - sum(batch.total_lengths)
-        return numbers.repeat_interleave(torch.tensor([*batch.total_lengths, padding])).to(self.where)
+        lengths = torch.tensor(batch.packed.lengths)  # in this stream, the padding's last
+        numbers = torch.tensor([*batch.column(self.data, "adapters"), 0])[: len(lengths)]
+        return numbers.repeat_interleave(lengths).to(self.where)
 
     def steps(self, idle: AbstractSet[int] = frozenset()) -> list[list[MicroBatch]]:
         """Return the micro-batches of each optimizer step, in order; `idle` as in `make`."""
@@ -217,6 +235,12 @@ def to_device(shard: dict, where: torch.device) -> dict:
         elif isinstance(value, torch.Tensor):
             moved[key] = value.to(where)
     return moved
+
+
+def real_samples(data: dict) -> list[int]:
+    """Return the places of a shard's samples that are not fillers (`slime.batching.schedule`)."""
+    fillers = set(data.get("fillers", ()))
+    return [i for i in range(len(data["tokens"])) if i not in fillers]
 
 
 def samples_without_advantage(data: dict) -> frozenset[int]:

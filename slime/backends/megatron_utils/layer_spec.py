@@ -18,19 +18,19 @@ def uses_transformer_engine() -> bool:
     return transformer_engine.HAVE_TE
 
 
-def decoder_spec(config, with_adapters: bool = False):
-    """Return the spec of the decoder block for this pipeline stage.
+def decoder_spec(config, vp_stage: int | None = None, with_adapters: bool = False):
+    """Return the spec of the decoder block for this (virtual) pipeline stage.
 
     Low-rank adapters stand on our own layers: Transformer Engine's hide the norm's output, which adapters read.
     """
     if uses_transformer_engine() and not with_adapters:
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True)
-    return _local_spec(config)
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    return _local_spec(config, vp_stage)
 
 
-def _local_spec(config):
+def _local_spec(config, vp_stage: int | None):
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
@@ -42,8 +42,8 @@ def _local_spec(config):
     packed_rope.install()
     shortcuts.plain_linears()
     kinds = {has_experts: _local_layer(config, has_experts) for has_experts in set(layers_with_experts(config))}
-    first = get_transformer_layer_offset(config)
-    here = layers_with_experts(config)[first : first + get_num_layers_to_build(config)]
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    here = layers_with_experts(config)[first : first + get_num_layers_to_build(config, vp_stage=vp_stage)]
     return TransformerBlockSubmodules(layer_specs=[kinds[has_experts] for has_experts in here], layer_norm=RMSNorm)
 
 

@@ -1,7 +1,7 @@
 """What megatron-core lacks without Transformer Engine: RMSNorm, attention over packed sequences, a lean SwiGLU.
 
 Both follow the constructor signatures that Megatron's layer specs call. Attention is causal, with grouped queries, on
-torch's scaled dot product; it takes packed streams (THD) and plain [S, B, H, D].
+torch's scaled dot product; it takes packed streams (THD), also zigzag parts of them, and plain [S, B, H, D].
 """
 
 from __future__ import annotations
@@ -99,18 +99,38 @@ class SDPACoreAttention(MegatronModule):
         if packed_seq_params is None:
             out = self._causal(*(x.transpose(0, 1) for x in (query, key, value)))
             return out.transpose(0, 1).flatten(2)
+        if packed_seq_params.part is not None:
+            return self._over_context(query, key, value, packed_seq_params)
         buckets = packed_seq_params.buckets
         columns = (gather_rows(x, buckets) for x in (query, key, value))
         rows = [self._causal(*bucket) for bucket in zip(*columns, strict=True)]
         return scatter_rows(rows, buckets, query.size(0)).flatten(1)
 
+    def _over_context(self, query, key, value, packed) -> torch.Tensor:
+        """Queries of this rank's parts of the sequences, keys and values of all context ranks; [T, H, D] to [T, H * D]."""
+        from megatron.core import parallel_state as mpu
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        width = key.size(-1)
+        both = torch.cat((key, value), dim=-1)
+        both = gather_from_sequence_parallel_region(both, group=mpu.get_context_parallel_group())  # [cp * T, H, 2 * D]
+        rows = []
+        for q, keys in zip(gather_rows(query, packed.buckets), packed.context_keys, strict=True):
+            seen = both.index_select(0, keys.rows).view(q.size(0), keys.length, *both.shape[1:])
+            rows.append(self._attend(q, seen[..., :width], seen[..., width:], keys.mask))
+        return scatter_rows(rows, packed.buckets, query.size(0)).flatten(1)
+
     def _causal(self, query, key, value) -> torch.Tensor:
         """[B, L, H, D] to the same; query i sees keys up to i."""
+        return self._attend(query, key, value, None)
+
+    def _attend(self, query, key, value, mask: torch.Tensor | None) -> torch.Tensor:
         out = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
             value.transpose(1, 2),
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.scale,
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=query.size(2) != key.size(2),

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 import torch
 
 from slime.algorithms.logprobs import keep_mask, log_probs_and_entropy
+from slime.backends.megatron_utils.context_parallel import whole_responses
 from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
 from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
@@ -31,7 +32,7 @@ def response_log_probs(
     """Return (log_probs [N], entropy [N] or None) of the response tokens.
 
     Args:
-        logits: [1, N, V / tp] of the positions in `batch.rows`. replay: restrict to the sampler's top-p record if any.
+        logits: [1, n, V / tp] of the positions in `batch.rows`. replay: restrict to the sampler's top-p record if any.
     """
     from megatron.core import parallel_state as mpu
 
@@ -39,7 +40,7 @@ def response_log_probs(
     start = mpu.get_tensor_model_parallel_rank() * logits.shape[2]
     logits = _without_padding(logits[0], args.vocab_size, start)
     reduce_max, reduce_sum = (None, None) if shards == 1 else _tensor_rank_reductions()
-    return log_probs_and_entropy(
+    log_probs, entropy = log_probs_and_entropy(
         logits,
         batch.targets,
         args.rollout_temperature,
@@ -51,6 +52,9 @@ def response_log_probs(
         reduce_max=reduce_max,
         reduce_sum=reduce_sum,
     )
+    num_tokens = sum(batch.response_lengths)
+    whole = whole_responses(log_probs, batch.own, num_tokens)
+    return whole, None if entropy is None else whole_responses(entropy, batch.own, num_tokens)
 
 
 def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch.Tensor:
@@ -71,7 +75,7 @@ def _kept(args, batch: MicroBatch, data: dict, vocab: int, start: int) -> torch.
             )
     columns = (batch.column(data, "rollout_top_p_token_ids"), batch.column(data, "rollout_top_p_token_offsets"))
     masks = [keep_mask(ids, offsets, vocab, start) for ids, offsets in zip(*columns, strict=True)]
-    return torch.cat(masks)
+    return torch.cat(masks) if batch.own is None else torch.cat(masks)[batch.own]
 
 
 def _tensor_rank_reductions():
@@ -112,7 +116,11 @@ def log_prob_pass(
 @torch.no_grad()
 def value_pass(args, model: list, batches: ShardBatches) -> dict[str, list[torch.Tensor]]:
     """Run a critic forward over the whole shard; returns {"values": [one [L_i] tensor per sample]} on the last stage."""
-    return _forward_pass(args, model, batches, ("values",), lambda batch, output: (output[0, :, 0],))
+
+    def read(batch: MicroBatch, output: torch.Tensor) -> tuple:
+        return (whole_responses(output[0, :, 0], batch.own, sum(batch.response_lengths)),)
+
+    return _forward_pass(args, model, batches, ("values",), read)
 
 
 def _forward_pass(
@@ -151,12 +159,18 @@ def _forward_pass(
 
 
 def _pass_indices(args, data: dict) -> list[list[int]]:
-    """Return the micro-batches of a forward-only pass: those of training, or larger ones if a cap for passes is set."""
+    """Return the micro-batches of a forward-only pass: those of training, or larger ones if a cap for passes is set.
+
+    Virtual pipelines and expert ranks need the number of micro-batches of training: a multiple of the stages, and equal
+    on all data ranks.
+    """
     from slime.batching.schedule import first_fit
 
-    if args.log_probs_max_tokens_per_gpu is None or not args.use_dynamic_batch_size:
+    cap = args.log_probs_max_tokens_per_gpu
+    needs_number = args.virtual_pipeline_model_parallel_size is not None or args.expert_model_parallel_size > 1
+    if cap is None or not args.use_dynamic_batch_size or needs_number:
         return data["micro_batch_indices"]
-    return first_fit([len(t) for t in data["tokens"]], args.log_probs_max_tokens_per_gpu)
+    return first_fit([len(t) for t in data["tokens"]], cap * args.context_parallel_size)
 
 
 def _in_shard_order(results: list, num_samples: int, names: tuple[str, ...]) -> dict[str, list[torch.Tensor]]:

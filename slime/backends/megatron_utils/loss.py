@@ -17,6 +17,7 @@ from slime.algorithms.numeric import non_finite_rows
 from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.algorithms.sft_loss import sft_loss
 from slime.algorithms.value_loss import value_loss
+from slime.backends.megatron_utils.context_parallel import whole_responses
 from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import response_log_probs
 from slime.utils.misc import load_function
@@ -153,7 +154,7 @@ def sft_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor)
 
 def value_loss_function(args, batch: MicroBatch, data: dict, outputs: torch.Tensor) -> LossOutput:
     """Clipped regression of the critic's values on the returns; no temperature."""
-    values = outputs[0, :, 0]
+    values = whole_responses(outputs[0, :, 0], batch.own, sum(batch.response_lengths))
     tokens, clipped = value_loss(values, batch.flat(data, "values"), batch.flat(data, "returns"), args.value_clip)
     reducer = reducer_for(args, batch, data)
     loss = reducer(tokens)
@@ -200,14 +201,15 @@ def token_count(args, batch: MicroBatch, data: dict) -> int:
     """Return the denominator that this micro-batch adds to the step: its tokens in per-token mode, else 1."""
     if not args.calculate_per_token_loss:
         return 1
-    return num_tokens([data["loss_masks"][i] for i in (*batch.indices, *batch.skipped)])
+    fillers = data.get("fillers", ())
+    return num_tokens([data["loss_masks"][i] for i in (*batch.indices, *batch.skipped) if i not in fillers])
 
 
 def scale_for_megatron(args, loss: torch.Tensor, num_micro_batches: int, global_batch_size: int, num_ranks: int):
     """Turn S into what Megatron's schedule and gradient reduction expect.
 
-    They divide by the number of micro-batches and average over the data-parallel ranks (or, in per-token mode, sum and
-    divide by the token count of the step), so that the gradient becomes d(sum of S / G), or d(sum of S / N).
+    They divide by the number of micro-batches and average over the data- and context-parallel ranks (or, in per-token mode,
+    sum and divide by the token count of the step), so that the gradient becomes d(sum of S / G), or d(sum of S / N).
     """
     return loss if args.calculate_per_token_loss else loss * (num_micro_batches * num_ranks / global_batch_size)
 

@@ -11,6 +11,7 @@ import torch
 
 from slime.algorithms.kl import approx_kl
 from slime.algorithms.reduce import make_reducer, num_tokens
+from slime.backends.megatron_utils.data import real_samples
 from slime.utils import device
 
 PER_TOKEN_REPORTS = (
@@ -31,11 +32,11 @@ PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated")
 
 
 def sum_over_data_ranks(values: list[float]) -> list[float]:
-    """Return the elementwise sum over data- and context-parallel ranks (float64)."""
+    """Return the elementwise sum over data-parallel ranks (float64); context ranks all have the numbers of whole samples."""
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
-    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    group = mpu.get_data_parallel_group()
     if group.size() == 1 or not values:
         return [float(v) for v in values]
     total = torch.tensor(values, dtype=torch.float64, device=device.device())
@@ -79,16 +80,17 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     data = _with_measured_kl(args, data)
     masks = data["loss_masks"]
     reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
-    tokens = num_tokens(masks) if args.calculate_per_token_loss else 0
+    real = real_samples(data)
+    tokens = num_tokens([masks[i] for i in real]) if args.calculate_per_token_loss else 0
     names, sums = [], []
     for key in PER_TOKEN_REPORTS:
         if key in data:
             names.append(key)
             sums.append(float(reducer(torch.cat([v.float() for v in data[key]]))))
     sample_names = [key for key in PER_SAMPLE_REPORTS if key in data]
-    sample_sums = [float(sum(data[key])) for key in sample_names]
-    own_lengths = float(sum(len(t) for t in data["tokens"]))
-    count = len(data["tokens"])
+    sample_sums = [float(sum(data[key][i] for i in real)) for key in sample_names]
+    own_lengths = float(sum(len(data["tokens"][i]) for i in real))
+    count = len(real)
     totals = sum_over_data_ranks([*sums, *sample_sums, own_lengths, count, tokens])
     token_totals, sample_totals = totals[: len(names)], totals[len(names) : -2]
     denominator = totals[-1] if args.calculate_per_token_loss else sum(data["global_batch_sizes"])

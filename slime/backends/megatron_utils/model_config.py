@@ -24,6 +24,8 @@ _RENAMED = {
     "layernorm_zero_centered_gamma": "apply_layernorm_1p",
     "num_moe_experts": "num_experts",
     "gated_linear_unit": "swiglu",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
 }
 # Kernels that exist on a GPU only; elsewhere they are off, whatever the flags say.
 _GPU_FUSIONS = (
@@ -95,8 +97,9 @@ def _architecture(args) -> dict:
         "num_query_groups": args.num_query_groups if args.group_query_attention else args.num_attention_heads,
         "variable_seq_lengths": True,
         "calculate_per_token_loss": args.calculate_per_token_loss,
-        "batch_p2p_comm": True,
-        "overlap_p2p_comm": False,
+        # Megatron's interleaved schedule pairs the messages of two stages right only when it overlaps them.
+        "batch_p2p_comm": args.virtual_pipeline_model_parallel_size is None,
+        "overlap_p2p_comm": args.virtual_pipeline_model_parallel_size is not None,
     }
 
 

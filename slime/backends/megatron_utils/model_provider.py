@@ -14,22 +14,38 @@ from slime.backends.megatron_utils.value_head import ValueHead
 from slime.utils import device
 
 
-def build_model(args, with_value_head: bool = False) -> torch.nn.Module:
+def build_chunks(args, with_value_head: bool = False) -> list[torch.nn.Module]:
+    """Return what this pipeline stage holds: one model, or one for each virtual stage."""
+    resolve_architecture(args)
+    config = transformer_config(args)
+    stages = args.virtual_pipeline_model_parallel_size
+    chunks = [None] if stages is None else range(stages)
+    return [build_model(args, config, stage, with_value_head) for stage in chunks]
+
+
+def build_model(args, config=None, vp_stage: int | None = None, with_value_head: bool = False) -> torch.nn.Module:
     """Return the GPTModel of this pipeline stage, on this process's device, in training mode.
 
-    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours; a value head takes the
-    place of its output layer as well.
+    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours; with virtual stages
+    it is given `vp_stage` too. A value head takes the place of its output layer as well.
     """
     from megatron.core import parallel_state as mpu
 
     resolve_architecture(args)
-    pre_process, post_process = mpu.is_pipeline_first_stage(), mpu.is_pipeline_last_stage()
+    where = {
+        "pre_process": mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "post_process": mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+    }
+    if vp_stage is not None:
+        where["vp_stage"] = vp_stage
     if args.custom_model_provider_path is not None:
         from slime.utils.misc import load_function
 
-        model = load_function(args.custom_model_provider_path)(pre_process=pre_process, post_process=post_process)
+        model = load_function(args.custom_model_provider_path)(**where)
     else:
-        model = _gpt_model(args, pre_process, post_process, ties=not with_value_head)
+        config = transformer_config(args) if config is None else config
+        model = _gpt_model(args, config, ties=not with_value_head, **where)
+    post_process = where["post_process"]
     if with_value_head and post_process:
         model.output_layer = ValueHead(model.config, args.seed)
     model.to(device.device())
@@ -39,13 +55,12 @@ def build_model(args, with_value_head: bool = False) -> torch.nn.Module:
     return model.train()
 
 
-def _gpt_model(args, pre_process: bool, post_process: bool, ties: bool = True):
+def _gpt_model(args, config, pre_process: bool, post_process: bool, vp_stage: int | None = None, ties: bool = True):
     from megatron.core.models.gpt import GPTModel
 
-    config = transformer_config(args)
     return GPTModel(
         config,
-        decoder_spec(config, with_adapters=args.lora_rank > 0),
+        decoder_spec(config, vp_stage, with_adapters=args.lora_rank > 0),
         vocab_size=padded_vocab_size(args),
         max_sequence_length=args.max_position_embeddings or args.seq_length,
         pre_process=pre_process,
@@ -58,6 +73,7 @@ def _gpt_model(args, pre_process: bool, post_process: bool, ties: bool = True):
         rotary_base=args.rotary_base,
         rope_scaling=args.use_rope_scaling,
         rope_scaling_factor=args.rope_scaling_factor,
+        vp_stage=vp_stage,
     )
 
 
@@ -85,7 +101,8 @@ def forward_logits(model, tokens, positions, packed, rows) -> torch.Tensor:
     """Run the model over a packed stream.
 
     Args:
-        tokens, positions: [1, T] int64. packed: PackedBatchParams. rows: [N] stream positions whose logits are wanted.
+        tokens, positions: [1, T] int64. packed: PackedBatchParams. rows: [N] stream positions whose logits are wanted,
+            None for all.
     Returns: [1, N, V / tp] float32 logits ([1, N, 1] values with a value head) on the last pipeline stage, hidden states for
         the next one elsewhere.
     """
@@ -95,4 +112,5 @@ def forward_logits(model, tokens, positions, packed, rows) -> torch.Tensor:
     bare.logit_rows = None
     if not bare.post_process:
         return out
-    return out.index_select(1, rows).float() if bare.config.sequence_parallel else out.float()
+    chosen = rows is not None and bare.config.sequence_parallel
+    return out.index_select(1, rows).float() if chosen else out.float()

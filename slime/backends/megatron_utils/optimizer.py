@@ -13,31 +13,48 @@ import torch
 
 from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.model_config import DTYPES
-from slime.backends.megatron_utils.parameters import is_expert
+from slime.backends.megatron_utils.parameters import all_named_parameters, is_expert
 from slime.backends.megatron_utils.stateless_adam import replace_adam
 
 
-def freeze_parameters(args, model: torch.nn.Module) -> None:
+def freeze_parameters(args, chunks: list[torch.nn.Module]) -> None:
     """Turn gradients off as `--only-train-params-name-list` or `--freeze-params-name-list` say (`re.search`).
 
-    Raises: ValueError when a pattern matches nothing, or nothing is left to train.
+    Patterns are searched in names with global layer numbers, over all pipeline stages.
+
+    Raises: ValueError when a pattern matches nothing, or a stage has nothing left to train.
     """
     only, frozen = args.only_train_params_name_list, args.freeze_params_name_list
     if not only and not frozen:
         return
+    own = {name: p for name, p in all_named_parameters(chunks) if isinstance(p, torch.nn.Parameter)}
+    names = _names_of_all_stages(list(own))
     for pattern in only or frozen:
-        if not any(re.search(pattern, name) for name, _ in model.named_parameters()):
+        if not any(re.search(pattern, name) for name in names):
             flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
             raise ValueError(f"{flag} {pattern}: no parameter of the model matches")
-    for name, parameter in model.named_parameters():
+    for name, parameter in own.items():
         if only:
             parameter.requires_grad_(any(re.search(pattern, name) for pattern in only))
         elif any(re.search(pattern, name) for pattern in frozen):
             parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in model.parameters()):
+    if not any(p.requires_grad for p in own.values()):
+        where = "" if len(names) == len(own) else " on one of the pipeline stages"
         raise ValueError(
-            f"no parameter left to train: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}"
+            f"no parameter left to train{where}: --only-train-params-name-list {only}, --freeze-params-name-list {frozen}"
         )
+
+
+def _names_of_all_stages(own: list[str]) -> list[str]:
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    group = mpu.get_pipeline_model_parallel_group()
+    if group.size() == 1:
+        return own
+    stages = [None] * group.size()
+    dist.all_gather_object(stages, own, group=group)
+    return [name for names in stages for name in names]
 
 
 def shards_optimizer(args) -> bool:
@@ -45,8 +62,12 @@ def shards_optimizer(args) -> bool:
     return args.use_distributed_optimizer and args.optimizer == "adam"
 
 
-def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model in 16-bit casting (if the precision asks) and Megatron's data-parallel wrapper."""
+def wrap_model(args, chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the chunks in 16-bit casting (if the precision asks) and Megatron's data-parallel wrapper."""
+    return [_wrap_chunk(args, chunk, is_first=i == 0) for i, chunk in enumerate(chunks)]
+
+
+def _wrap_chunk(args, model: torch.nn.Module, is_first: bool) -> torch.nn.Module:
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
 
@@ -64,7 +85,7 @@ def wrap_model(args, model: torch.nn.Module) -> torch.nn.Module:
         use_distributed_optimizer=shards_optimizer(args),
         check_for_nan_in_grad=False,  # a step with such gradients is skipped and reported, it does not end the run
     )
-    wrapped = DistributedDataParallel(config, ddp_config, model)
+    wrapped = DistributedDataParallel(config, ddp_config, model, disable_bucketing=not is_first)
     wrapped.broadcast_params()
     shortcuts.skip_lonely(wrapped)
     return wrapped

@@ -43,7 +43,8 @@ class PackedRope:
     def __call__(
         self, t, cu_seqlens, freqs, rotary_interleaved=False, multi_latent_attention=False, mscale=1.0, cp_group=None
     ):
-        if cp_group.size() > 1 or rotary_interleaved or multi_latent_attention or freqs.dim() != 4:
+        has_parts = cp_group.size() > 1 and getattr(cu_seqlens, "stream_positions", None) is None
+        if has_parts or rotary_interleaved or multi_latent_attention or freqs.dim() != 4:
             return self.apply_sliced(t, cu_seqlens, freqs, rotary_interleaved, multi_latent_attention, mscale, cp_group)
         cos, sin = self._angles(cu_seqlens, freqs, mscale, t.dtype)
         width = cos.size(-1)
@@ -65,7 +66,7 @@ class PackedRope:
 
 
 def _positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """Return each token's position in its sequence, [T]; a stream with shared prompts brings them along."""
+    """Return each token's position in its sequence, [T]; a stream with shared prompts or of parts brings them along."""
     given = getattr(cu_seqlens, "stream_positions", None)
     if given is not None:
         return given

@@ -50,6 +50,52 @@ class SharedPrompts:
     own_starts: list[int]
 
 
+@dataclass(frozen=True)
+class Zigzag:
+    """Place of a rank among `size` context ranks: of 2 * size equal chunks of a sequence it holds `rank` and the mirrored one."""
+
+    size: int
+    rank: int
+
+    def padded(self, length: int) -> int:
+        """Return the length of a sequence that divides into chunks."""
+        return -(-length // (2 * self.size)) * 2 * self.size
+
+
+@dataclass(frozen=True)
+class ContextKeys:
+    """What the queries of a bucket attend to under context parallelism.
+
+    rows: [B * K] positions in the streams of all context ranks, one behind the other, in the order of the sequence.
+    mask: [B, 1, L, K] whether a query sees a key.
+    """
+
+    length: int
+    rows: torch.Tensor
+    mask: torch.Tensor
+
+
+def make_context_keys(lengths: list[int], part: Zigzag, where: torch.device) -> list[ContextKeys]:
+    """Return the keys of each bucket of `make_buckets(lengths)`; `lengths` are those of this rank's parts."""
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return [_context_keys(sorted(members), lengths, starts, part, where) for members in group_by_length(lengths)]
+
+
+def _context_keys(members: list[int], lengths: list[int], starts: torch.Tensor, part: Zigzag, where) -> ContextKeys:
+    size = torch.tensor([lengths[i] for i in members])[:, None]
+    chunk, last = size // 2, 2 * part.size - 1
+    slot = torch.minimum(torch.arange(int(size.max()))[None], size - 1)
+    seen_from = torch.where(slot < chunk, part.rank * chunk + slot, (last - part.rank) * chunk + slot - chunk)
+    step = torch.arange(int(size.max()) * part.size)[None]
+    place = torch.minimum(step, size * part.size - 1)
+    number = place // chunk
+    holder = torch.minimum(number, last - number)
+    offset = place % chunk + torch.where(number > holder, chunk, 0)
+    rows = holder * sum(lengths) + starts[members][:, None] + offset
+    mask = seen_from[:, :, None] >= step[:, None]
+    return ContextKeys(step.numel(), rows.reshape(-1).to(where), mask[:, None].to(where))
+
+
 def make_buckets(lengths: list[int], where: torch.device, shared: SharedPrompts | None = None) -> list[Bucket]:
     """Partition sequences by length; a bucket spends at most a tenth of a row (or 8 tokens) on padding.
 
@@ -57,17 +103,23 @@ def make_buckets(lengths: list[int], where: torch.device, shared: SharedPrompts 
     [(1, 40), (3, 4)]
     """
     starts = torch.tensor([0, *lengths]).cumsum(0)
+    parts = group_by_length(lengths)
+    if shared is None:
+        return [_bucket(members, lengths, starts, where) for members in parts]
+    seen: set[int] = set()
+    givers = [not (start in seen or seen.add(start)) for start in shared.prompt_starts]
+    return [_shared_bucket(sorted(members), lengths, shared, givers, where) for members in parts]
+
+
+def group_by_length(lengths: list[int]) -> list[list[int]]:
+    """Return the non-empty sequences of each bucket, longest first."""
     order = sorted((i for i in range(len(lengths)) if lengths[i]), key=lambda i: -lengths[i])
     parts: list[list[int]] = []
     for i in order:
         if not parts or lengths[i] + _SLACK_TOKENS < lengths[parts[-1][0]] * (1 - _MAX_PADDED_SHARE):
             parts.append([])
         parts[-1].append(i)
-    if shared is None:
-        return [_bucket(members, lengths, starts, where) for members in parts]
-    seen: set[int] = set()
-    givers = [not (start in seen or seen.add(start)) for start in shared.prompt_starts]
-    return [_shared_bucket(sorted(members), lengths, shared, givers, where) for members in parts]
+    return parts
 
 
 def _bucket(members: list[int], lengths: list[int], starts: torch.Tensor, where: torch.device) -> Bucket:
@@ -160,6 +212,7 @@ class PackedBatchParams(PackedSeqParams):
     lengths: tuple[int, ...] = ()
     shared: SharedPrompts | None = None
     adapter_of_token: torch.Tensor | None = None  # [T] of the stream, where several low-rank adapters are trained
+    part: Zigzag | None = None
 
     @classmethod
     def from_lengths(
@@ -168,10 +221,16 @@ class PackedBatchParams(PackedSeqParams):
         where: torch.device,
         shared: SharedPrompts | None = None,
         positions: torch.Tensor | None = None,
+        part: Zigzag | None = None,
     ) -> PackedBatchParams:
-        """Describe sequences of `lengths` tokens laid end to end, or sharing prompts with `positions` [T] of the stream."""
+        """Describe sequences of `lengths` tokens laid end to end.
+
+        Args:
+            positions: [T] of the stream's tokens, where they do not follow from `lengths`: with shared prompts, or when
+                the stream holds this rank's `part` of each sequence (`lengths` are then those of whole sequences).
+        """
         offsets = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(where)
-        if shared is not None:
+        if positions is not None:
             offsets.stream_positions = positions  # for packed_rope: the only tensor of ours that Megatron hands it
         longest = max(lengths)
         return cls(
@@ -182,10 +241,15 @@ class PackedBatchParams(PackedSeqParams):
             cu_seqlens_kv_padded=offsets,
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
-            lengths=tuple(lengths),
+            lengths=tuple(lengths) if part is None else tuple(length // part.size for length in lengths),
             shared=shared,
+            part=part,
         )
 
     @cached_property
     def buckets(self) -> list[Bucket]:
         return make_buckets(list(self.lengths), self.cu_seqlens_q.device, self.shared)
+
+    @cached_property
+    def context_keys(self) -> list[ContextKeys]:
+        return make_context_keys(list(self.lengths), self.part, self.cu_seqlens_q.device)

@@ -20,6 +20,12 @@ _EXPERT = re.compile(r"\.mlp\.experts\.(?:local_experts\.(\d+)\.(linear_fc[12])\
 _EXPERT_BIAS = "router.expert_bias"
 
 
+def all_named_parameters(chunks: list[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (global name, parameter) of every chunk that this pipeline stage holds."""
+    for chunk in chunks:
+        yield from named_parameters(chunk)
+
+
 def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (global name, parameter) of the model itself: low-rank adapters on it (`lora`) are left out.
 
@@ -44,7 +50,7 @@ def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor
 def _layer_offset(bare) -> int:
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-    return get_transformer_layer_offset(bare.config)
+    return get_transformer_layer_offset(bare.config, vp_stage=getattr(bare, "vp_stage", None))
 
 
 def _first_expert(config) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from slime.backends.megatron_utils.data import WHOLE_BATCH_KEYS
+from slime.backends.megatron_utils.data import WHOLE_BATCH_KEYS, real_samples
 
 FORMAT_VERSION = 2
 
@@ -19,11 +19,11 @@ FORMAT_VERSION = 2
 def save_train_dump(args, rollout_id: int, rank: int, data: dict) -> Path | None:
     """Gather the shards of the data ranks and write them to `--save-debug-train-data`.
 
-    Called by the ranks of the last pipeline stage; the first data and tensor rank writes and gets the path.
+    Called by the ranks of the last pipeline stage; the first data, tensor and context rank writes and gets the path.
     """
     from megatron.core import parallel_state as mpu
 
-    if mpu.get_tensor_model_parallel_rank() != 0:
+    if mpu.get_tensor_model_parallel_rank() != 0 or mpu.get_context_parallel_rank() != 0:
         return None
     shards = _gather(_plain_shard(data, mpu.get_data_parallel_rank()))
     if shards is None:
@@ -53,7 +53,7 @@ def _plain_shard(data: dict, data_rank: int) -> dict:
         if key not in WHOLE_BATCH_KEYS and isinstance(value, (list, torch.Tensor)) and len(value) == count
     }
     samples = []
-    for i in range(count):
+    for i in real_samples(data):
         sample = {key: _on_host(value[i]) for key, value in columns.items()}
         ids = data.get("sample_indices")
         position = data["partition"][i]

@@ -99,7 +99,8 @@ class StepRunner:
                 kept = {"batch": batch, "result": result, "tokens": tokens}
                 result.loss = result.loss.detach()
                 self._progress.add("train", tokens=int(batch.tokens.numel()))
-                return scaled, torch.tensor(tokens, dtype=torch.int, device=output.device), kept
+                counted = tokens if mpu.get_context_parallel_rank() == 0 else 0  # context ranks have the same tokens
+                return scaled, torch.tensor(counted, dtype=torch.int, device=output.device), kept
 
             return output, loss_of
 

@@ -27,14 +27,17 @@ Export = Callable[[], Iterable[tuple[str, "torch.Tensor"]]]
 def check_engines(clients: list[EngineClient], export: Export, version: int) -> None:
     """Compare the exported weights with what each engine holds after the update to `version`.
 
+    Walks the export once, whatever the engines: other ranks may have to walk along.
+
     Raises: RuntimeError naming the engine and the first tensors that differ, or the version it serves instead.
     """
-    for client in clients:
-        reply = client.weights_checker("checksum")
+    replies = [client.weights_checker("checksum") for client in clients]
+    by_name, of_sglang = _both_checksums(export, with_sglang=any("checksums" not in reply for reply in replies))
+    for client, reply in zip(clients, replies, strict=True):
         if "checksums" in reply:
-            expected, held = {name: tensor_checksum(tensor) for name, tensor in export()}, reply["checksums"]
+            expected, held = by_name, reply["checksums"]
         else:
-            expected, held = _of_sglang(client, reply, export)
+            expected, held = _held_by_sglang(client, reply, of_sglang)
         wrong = sorted(name for name, checksum in expected.items() if held.get(name) != checksum)
         if wrong:
             raise RuntimeError(
@@ -49,8 +52,26 @@ def check_engines(clients: list[EngineClient], export: Export, version: int) -> 
             )
 
 
-def _of_sglang(client: EngineClient, reply: dict, export: Export) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (expected, held) checksums of an SGLang server; empty ones when they cannot be computed."""
+def _both_checksums(export: Export, with_sglang: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the checksums by Hugging Face name, and by SGLang's when asked for, of one walk through the export."""
+    by_name: dict[str, str] = {}
+
+    def noted() -> Iterable[tuple[str, torch.Tensor]]:
+        for name, tensor in export():
+            by_name[name] = tensor_checksum(tensor)
+            yield name, tensor
+
+    if with_sglang:
+        return by_name, sglang_checksums(noted())
+    for _ in noted():
+        pass
+    return by_name, {}
+
+
+def _held_by_sglang(
+    client: EngineClient, reply: dict, expected: dict[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return (expected, held) checksums of an SGLang server; empty ones when they cannot be compared."""
     info, ranks = client.server_info(), reply["ranks"]
     if info["device"] != "cpu" or len(ranks) != 1:
         logger.warning(
@@ -61,4 +82,4 @@ def _of_sglang(client: EngineClient, reply: dict, export: Export) -> tuple[dict[
             info["device"],
         )
         return {}, {}
-    return sglang_checksums(export()), ranks[0]["checksums"]
+    return expected, ranks[0]["checksums"]

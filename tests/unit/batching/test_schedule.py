@@ -36,13 +36,14 @@ def test_invariants_hold_for_random_batches(seed, balance):
         balance_data=balance == "data", balance_by_flops=balance == "flops", vpp_size=2,
         microbatch_group_size_per_vp_stage=vpp_group, flops_fn=lambda n: n * n + n,
     )  # fmt: skip
-    try:
-        plan = build_dp_schedule(lengths, ids, **kwargs)
-    except ValueError as error:
-        assert "micro-batches cannot be made" in str(error) or "samples for" in str(error)
-        return
+    plan = build_dp_schedule(lengths, ids, **kwargs)
     assert plan == build_dp_schedule(lengths, ids, **kwargs), "the schedule is a pure function"
-    kept = [position for part in plan.partitions for position in part]
+    kept = [
+        position
+        for part, fillers in zip(plan.partitions, plan.fillers, strict=True)
+        for place, position in enumerate(part)
+        if place not in fillers
+    ]
     assert len(kept) == len(set(kept)), "a sample is scheduled twice"
     first_seen = list(dict.fromkeys(ids))
     num_steps = len(first_seen) // batch_size
@@ -84,6 +85,33 @@ def test_errors_name_the_flags():
         build_dp_schedule([1] * 3, [0, 1, 2], global_batch_size=3, dp_size=2)
     with pytest.raises(ValueError, match="data-parallel ranks"):
         build_dp_schedule([1], [0], global_batch_size=1, dp_size=2)
+
+
+def test_fillers_keep_ranks_busy_when_samples_are_too_few():
+    schedule = build_dp_schedule(
+        [9, 4, 30], [0, 1, 2], global_batch_size=3, dp_size=4, use_dynamic_batch_size=True, max_tokens_per_gpu=20
+    )
+    assert schedule.num_microbatches == [1] and all(len(batches) == 1 for batches in schedule.micro_batch_indices)
+    assert schedule.fillers == [[], [], [], [0]] and schedule.partitions[3] == [1]
+    real = [
+        sample
+        for samples, fillers in zip(schedule.partitions, schedule.fillers, strict=True)
+        for place, sample in enumerate(samples)
+        if place not in fillers
+    ]
+    assert sorted(real) == [0, 1, 2]
+
+
+def test_fillers_are_masked_copies():
+    args = SimpleNamespace(
+        global_batch_size=1, micro_batch_size=1, use_dynamic_batch_size=True, max_tokens_per_gpu=8, balance_data=False,
+        balance_by_flops=False,
+    )  # fmt: skip
+    data = {"tokens": [[1, 2, 3]], "loss_masks": [[1, 1]], "rewards": [0.5], "rollout_ids": [7]}
+    first, second = split_train_data_by_dp(args, data, 2)
+    assert first["fillers"] == [] and first["loss_masks"][0].tolist() == [1, 1]
+    assert second["fillers"] == [0] and second["loss_masks"][0].tolist() == [0, 0]
+    assert torch.equal(second["tokens"][0], first["tokens"][0])
 
 
 @pytest.mark.parametrize("seed", range(30))

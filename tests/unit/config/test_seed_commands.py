@@ -105,10 +105,6 @@ def test_evaluation_sets_of_the_documents(run, data):
     ("flags", "reason"),
     [
         ("--use-fault-tolerance", "--use-fault-tolerance: restarting dead engines"),
-        (
-            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
-            "--tensor-model-parallel-size 2: only data",
-        ),
     ],
 )
 def test_documented_flags_that_are_not_built_parse_and_are_refused_with_the_reason(run, flags, reason):

@@ -11,6 +11,8 @@ DEFAULTS = dict(
     omp_num_threads=1, actor_num_gpus_per_node=1, actor_num_nodes=1, distributed_timeout_minutes=2, seed=1234,
     tensor_model_parallel_size=1, pipeline_model_parallel_size=1, context_parallel_size=1,
     expert_model_parallel_size=1, expert_tensor_parallel_size=1, sequence_parallel=False, precision="fp32",
+    virtual_pipeline_model_parallel_size=None, microbatch_group_size_per_vp_stage=None,
+    decoder_first_pipeline_num_layers=None, decoder_last_pipeline_num_layers=None,
     deterministic_mode=False,
     # model
     multi_latent_attention=False, moe_layer_freq=1, num_layers=None, hidden_size=None, ffn_hidden_size=None, num_attention_heads=None, group_query_attention=False,
@@ -59,6 +61,7 @@ DEFAULTS = dict(
     # checkpoints
     hf_checkpoint=None, load=None, ref_load=None, ref_ckpt_step=None, ckpt_step=None, save=None, no_load_optim=None,
     no_load_rng=None, no_save_optim=None, no_save_rng=None, finetune=False, save_hf=None, save_debug_train_data=None,
+    async_save=False,
     ci_test=False,
 )  # fmt: skip
 

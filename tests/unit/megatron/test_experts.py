@@ -76,7 +76,7 @@ def test_export_gives_back_the_same_bits(folder):
     from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 
     args, model = built(folder)
-    source, exported = load_file(folder / "model.safetensors"), dict(export_hf_weights(model, args))
+    source, exported = load_file(folder / "model.safetensors"), dict(export_hf_weights([model], args))
     assert exported.keys() == source.keys()
     assert all(torch.equal(exported[name], source[name]) for name in source)
 

@@ -67,7 +67,7 @@ def test_export_gives_back_the_same_bits(pair):
     from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 
     folder, args, model, _ = pair
-    source, exported = load_file(folder / "model.safetensors"), dict(export_hf_weights(model, args))
+    source, exported = load_file(folder / "model.safetensors"), dict(export_hf_weights([model], args))
     assert exported.keys() == source.keys()
     assert all(torch.equal(exported[name], source[name]) for name in source)
 
@@ -81,7 +81,7 @@ def test_save_hf_round_trip_is_exact_also_in_shards(pair, tmp_path):
     source = load_file(folder / "model.safetensors")
     for limit, single in ((2**30, True), (60_000, False)):
         out = tmp_path / str(limit)
-        save_hf(export_hf_weights(model, args), args, out, max_shard_bytes=limit)
+        save_hf(export_hf_weights([model], args), args, out, max_shard_bytes=limit)
         assert (out / "model.safetensors").exists() is single
         assert (out / "tokenizer.json").exists() and (out / "config.json").exists()
         plain = (out / "config.json").stat().st_mode  # what the umask gives any new file

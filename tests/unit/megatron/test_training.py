@@ -1,6 +1,7 @@
 """Rounds of training: the loss falls, weights switch exactly, schedules and hooks run, a resumed run is the same run."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -23,6 +24,50 @@ def start(args, load_dir=None):
 
 def exported(actor):
     return {name: tensor.clone() for name, tensor in actor.export_weights()}
+
+
+@pytest.mark.parametrize("distributed", [True, False], ids=["distributed optimizer", "plain optimizer"])
+def test_background_save_holds_the_state_of_its_moment(model_dir, tmp_path, monkeypatch, distributed):
+    """Files are written late, from a copy: what is trained meanwhile is not in them, and nothing counts before the end."""
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    may_write, write = threading.Event(), FileSystemWriterAsync.write_preloaded_data
+
+    def late(*arguments, **options):
+        assert may_write.wait(30)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(FileSystemWriterAsync, "write_preloaded_data", staticmethod(late))
+    args = train_args(model_dir, lr=1e-2, async_save=True, use_distributed_optimizer=distributed)
+    actor, _ = start(args)
+    shard = make_shard(args)
+    actor.train(0, shard)
+    at_save = exported(actor)
+    directory = tmp_path / "iter_0000000"
+    directory.mkdir()
+    actor.save(str(directory))
+    actor.train(1, shard)
+    straight = exported(actor)
+    assert not actor.save_is_written() and not (directory / "metadata.json").exists()
+    may_write.set()
+    actor.finish_save()
+    assert actor.save_is_written() and (directory / "metadata.json").exists()
+    resumed, first = start(args, str(directory))
+    assert first == 1 and all(torch.equal(tensor, at_save[name]) for name, tensor in exported(resumed).items())
+    resumed.train(1, shard)
+    assert all(torch.equal(tensor, straight[name]) for name, tensor in exported(resumed).items())
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_save_that_cannot_write_says_so(model_dir, tmp_path, background):
+    actor, _ = start(train_args(model_dir, async_save=background))
+    directory = tmp_path / "iter_0000000"
+    directory.mkdir()
+    (directory / "__0_0.distcp").mkdir()  # where its file goes
+    with pytest.raises(RuntimeError, match="the checkpoint could not be written: .*Is a directory"):
+        actor.save(str(directory))
+        actor.finish_save()
+    assert not (directory / "metadata.json").exists()
 
 
 def test_grpo_raises_the_probability_of_rewarded_responses(model_dir):
@@ -84,7 +129,7 @@ def test_reference_switch_is_exact_and_follows_its_interval(model_dir, tmp_path)
     actor.backup.switch("ref")
     from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
 
-    reference = {n: t.clone() for n, t in export_hf_weights(actor.model[0], args)}
+    reference = {n: t.clone() for n, t in export_hf_weights(actor.model, args)}
     from safetensors.torch import load_file
 
     assert all(torch.equal(t, reference[n]) for n, t in load_file(other / "model.safetensors").items())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from slime.backends.megatron_utils.model_provider import unwrap
-from slime.backends.megatron_utils.parameters import is_expert, named_parameters, shard_dim, tensor_group
+from slime.backends.megatron_utils.parameters import all_named_parameters, is_expert, shard_dim, tensor_group
 from slime.backends.megatron_utils.weight_names import join_shards, rule_for, to_hf
 from slime.utils import device
 from slime.utils.checksum import tensor_checksum
@@ -30,13 +30,15 @@ class Entry:
     dtype: torch.dtype
 
 
-def export_hf_weights(model: torch.nn.Module, args) -> Iterator[tuple[str, torch.Tensor]]:
+def export_hf_weights(model: list[torch.nn.Module], args) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (Hugging Face name, tensor) of the whole model, on this process's device.
 
+    Args:
+        model: the chunks of this pipeline stage.
     Tensors may share memory with live parameters: copy what must outlive the next training step.
     """
-    config = unwrap(model).config
-    for name, tensor in gather_parameters(dict(named_parameters(model)), lambda name: rule_for(name).kind):
+    config = unwrap(model[0]).config
+    for name, tensor in gather_parameters(dict(all_named_parameters(model)), lambda name: rule_for(name).kind):
         rule = rule_for(name)
         yield from zip(rule.hf_names, to_hf(rule.kind, tensor, config, args.vocab_size), strict=True)
 
@@ -53,7 +55,7 @@ def gather_parameters(
         yield entry.name, tensor
 
 
-def export_checksums(model: torch.nn.Module, args) -> dict[str, str]:
+def export_checksums(model: list[torch.nn.Module], args) -> dict[str, str]:
     """Return the checksum of every exported tensor, as an engine that holds them reports it."""
     return {name: tensor_checksum(tensor) for name, tensor in export_hf_weights(model, args)}
 
