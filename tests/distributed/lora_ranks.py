@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from tests.distributed.train_ranks import TENSOR, new_actor
+from tests.distributed.layout_cases import CP, TP
+from tests.distributed.train_ranks import new_actor
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 OWNERS = [0, 1, 1, 0, 0, 1, 0, 1]
-SEQUENCE = dict(sequence_parallel=True, **TENSOR)
+SEQUENCE = dict(sequence_parallel=True, **TP)
 PIPELINE = dict(pipeline_model_parallel_size=2)
 WHOLE_LAYERS = dict(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
 
@@ -19,7 +20,7 @@ def train(rank, size, port, folder, names=("actor",), first=0, resume=None, save
         lora_rank=4, lora_alpha=8.0, target_modules=ALL, lora_adapters=names, lora_adapter_path={},
         lora_base=f"{folder}/../model", use_kl_loss=True, kl_loss_coef=0.05,
     )  # fmt: skip
-    actor, shard = new_actor(rank, size, port, folder, resume, **{**lora, **flags})
+    actor, shard = new_actor(rank, size, port, folder, resume, model="model", **{**lora, **flags})
     if len(names) > 1:
         shard["adapters"] = [OWNERS[i] for i in shard["partition"]]
     results = []
@@ -58,12 +59,13 @@ def two_ranks(rank, size, port, folder) -> dict:
     two = dict(names=("a", "b"))
     return {
         "data": train(*where),
-        "tensor": train(*where, save=f"{folder}/../iter_0000000", **TENSOR),
+        "tensor": train(*where, save=f"{folder}/../iter_0000000", **TP),
         "sequence": train(*where, **SEQUENCE),
         "pipeline_recompute": train(*where, **PIPELINE, **WHOLE_LAYERS),
         "experts": train_experts(*where, expert_model_parallel_size=2),
         "two_data": train(*where, **two),
         "two_sequence": train(*where, **two, **SEQUENCE),
+        "two_context": train(*where, **two, **CP),
         "two_pipeline_recompute": train(*where, **two, **PIPELINE, **WHOLE_LAYERS),
     }
 

@@ -1,4 +1,4 @@
-"""Adapters of two processes are those of one: data, tensor, sequence and pipeline parallel, one adapter or two."""
+"""Adapters of two processes are those of one: data, tensor, sequence, context and pipeline parallel, one adapter or two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.distributed.launch import run_ranks
 
 RANKS = "tests.distributed.lora_ranks"
 LAYOUTS = ("data", "tensor", "sequence", "pipeline_recompute")
-OF_TWO = ("two_data", "two_sequence", "two_pipeline_recompute")
+OF_TWO = ("two_data", "two_sequence", "two_context", "two_pipeline_recompute")
 
 
 @pytest.fixture(scope="module")
