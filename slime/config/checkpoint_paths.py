@@ -171,7 +171,8 @@ def _reference(run, start: str | None) -> None:
     needs_reference = (args.use_kl_loss or args.kl_coef != 0) and not args.debug_rollout_only
     if args.ref_load is None and needs_reference:
         folder = start if is_hf_folder(start) else args.hf_checkpoint
-        run.assume("ref_load", folder, f"the reference of the KL term is the initial actor: {folder}")
+        whose = "the initial actor" if folder == start else "the model of --hf-checkpoint (--ref-load names another)"
+        run.assume("ref_load", folder, f"the reference of the KL term is {whose}: {folder}")
     if args.ref_load is not None and not os.path.isdir(args.ref_load):
         raise UserError(f"--ref-load {args.ref_load}: no such folder")
     if (

@@ -50,6 +50,7 @@ NOOP_TABLE: dict[str, str] = {
 --wgrad-deferral-limit int 0
 --no-align-grad-reduce false True align_grad_reduce
 --no-align-param-gather false True align_param_gather
+--overlap-param-gather true
 --overlap-param-gather-with-optimizer-step true
 --ddp-num-buckets int None
 --ddp-bucket-size int None

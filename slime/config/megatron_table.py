@@ -72,7 +72,6 @@ TABLE: dict[str, str] = {
 --adam-eps float 1e-08
 --sgd-momentum float 0.9
 --overlap-grad-reduce true
---overlap-param-gather true
 --override-opt_param-scheduler true - override_opt_param_scheduler
 --use-checkpoint-opt_param-scheduler true - use_checkpoint_opt_param_scheduler
 --ckpt-step int None

@@ -111,6 +111,8 @@ def _checked(run, role: str, overrides: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"{file}: load {values['load']}: neither a Hugging Face folder nor a Megatron checkpoint")
         del values["load"]
         run.notes.append(f"{file}: load holds nothing yet: the critic starts from the actor's weights")
+    if "load" in values:
+        values.setdefault("ckpt_step", None)  # the actor's step says nothing about another folder
     return values
 
 

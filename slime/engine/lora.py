@@ -43,6 +43,7 @@ class AdapterStore:
         self._weights = weights
         self._loaded: dict[str, Adapter] = {}
         self._retired: dict[str, Adapter] = {}  # no new requests; the waiting ones may still start
+        self._gone: set[str] = set()  # names of dropped ones
         self._numbers = itertools.count(1)
 
     def paths(self) -> dict[str, str]:
@@ -53,9 +54,10 @@ class AdapterStore:
         """Return name -> tensor name -> checksum, as the tensors came."""
         return {name: adapter.checksums for name, adapter in list(self._loaded.items())}
 
-    def require(self, name: str) -> None:
-        """Raises: ValueError when a new request cannot have this adapter."""
-        if name not in self._loaded:
+    def require(self, name: str, paused: bool) -> None:
+        """Raises: ValueError when a new request cannot have this adapter. While generation is `paused` one that was there
+        may be in replacement; the request will wait, and get what is loaded then."""
+        if name not in self._loaded and not (paused and (name in self._retired or name in self._gone)):
             raise ValueError(
                 f"The following requested LoRA adapters are not loaded: {name}\nLoaded adapters: {list(self._loaded)}."
             )
@@ -110,7 +112,8 @@ class AdapterStore:
 
     def drop(self, name: str) -> None:
         """Forget a retired adapter; requests that run with it keep theirs."""
-        self._retired.pop(name, None)
+        if self._retired.pop(name, None) is not None:
+            self._gone.add(name)
 
     def _check(self, name: str, module: str, a: torch.Tensor, b: torch.Tensor, rank: int) -> str:
         """Return the key of the stored matrix that holds a module."""

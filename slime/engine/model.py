@@ -93,7 +93,7 @@ class Model:
             return out.transpose(1, 2)
 
         flat = positions.clamp(max=len(self._cos) - 1).reshape(-1)
-        hidden = F.embedding(tokens.reshape(-1), self.weights.stored["embed"])
+        hidden = F.embedding(tokens.reshape(-1), self.weights.computed["embed"])
         hidden, chosen = self._layers(hidden, self._cos[flat][:, None], self._sin[flat][:, None], attend, lora)
         if chosen is not None:
             self.cache.experts[to_row, to_slot] = chosen.view(batch, size, *chosen.shape[1:])[at_row, at_step]

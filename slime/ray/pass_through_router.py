@@ -170,16 +170,23 @@ class PassThroughRouter:
     async def _exchange(self, request: web.Request, worker: Worker) -> web.StreamResponse:
         url = worker.url + request.raw_path
         body = await request.read()
-        headers = _end_to_end(request.headers)
-        async with self._session.request(request.method, url, data=body, headers=headers) as reply:
+        headers = [(name, value) for name, value in _end_to_end(request.headers) if name.lower() != "content-encoding"]
+        own = ("Accept-Encoding", "User-Agent", "Content-Type")  # the caller's, or none
+        call = self._session.request(request.method, url, data=body, headers=headers, skip_auto_headers=own)
+        async with call as reply:
             headers = _end_to_end(reply.headers)
             if reply.content_length is not None:
                 return web.Response(status=reply.status, headers=headers, body=await reply.read())
             answer = web.StreamResponse(status=reply.status, headers=headers)
             await answer.prepare(request)
-            async for chunk in reply.content.iter_any():
-                await answer.write(chunk)
-            await answer.write_eof()
+            try:
+                async for chunk in reply.content.iter_any():
+                    await answer.write(chunk)
+                await answer.write_eof()
+            except (aiohttp.ClientError, asyncio.TimeoutError):
+                # The head of the answer is out: only a broken connection tells the caller that the rest is missing.
+                if request.transport is not None:
+                    request.transport.abort()
             return answer
 
 

@@ -241,6 +241,8 @@ class RolloutManager:
 
     def _keep_untrained(self, rollout_id: int, untrained: set[int], metrics: dict[str, float]) -> None:
         """Groups that are not trained, because whole steps leave a rest, go back to the buffer for the next round."""
+        from slime.rollout.round_end import prepare_for_buffer
+
         groups = self._trained_by.get(rollout_id, [])
         back = [g for g in groups if isinstance(g, list) and leaves_of(g)[0].group_index in untrained]
         if not back:
@@ -248,7 +250,7 @@ class RolloutManager:
         self._trained_by[rollout_id] = [group for group in groups if all(group is not other for other in back)]
         whole = [group for group in back if len(group) == self._args.n_samples_per_prompt]
         self._data_source.mark_undelivered(whole)
-        self._data_source.add_samples(whole)
+        self._data_source.add_samples([prepare_for_buffer(group, rollout_id, restart=False) for group in whole])
         self._data_source.mark_finished([g for g in back if len(g) != self._args.n_samples_per_prompt], "aged_out")
         metrics["rollout/untrained_groups"] = len(back)
 

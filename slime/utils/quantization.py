@@ -183,7 +183,7 @@ class Int4:
         # Numbers are rounded by the scale that is stored, in the weight's dtype.
         scale = torch.where(scale == 0, torch.finfo(weight.dtype).eps, scale).to(weight.dtype)
         numbers = (groups / scale.float()[..., None] + zero[..., None]).round().clamp(-8, 7)
-        parts = [pack_int4(numbers.flatten(1)), scale, torch.tensor(weight.shape)]
+        parts = [pack_int4(numbers.flatten(1)), scale, torch.tensor(weight.shape, device=weight.device)]
         parts += [] if self.symmetric else [pack_int4(zero.t()).t().contiguous()]
         return list(zip(self.part_names(name), parts, strict=True))
 

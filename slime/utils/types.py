@@ -198,6 +198,7 @@ class Sample:
         self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()
         self.metadata.pop("start_rollout_id", None)
         self.metadata.pop("reward_error", None)
+        self.metadata.pop("generate_error", None)
         self.status = Status.PENDING
 
     # ---- growing a response --------------------------------------------------------------------------------------
@@ -249,6 +250,7 @@ class Sample:
 
     def _extend(self, tokens: list[int], log_probs: list[float] | None, trainable: bool, meta_info: dict) -> None:
         before = self.response_length
+        self._align_versions()
         if self.rollout_log_probs is None and before and trainable:
             raise ValueError(
                 f"sample {self.index}: response tokens [0:{before}) have no rollout_log_probs, so log-probs of the "
@@ -276,6 +278,12 @@ class Sample:
         finished = {"length": Status.TRUNCATED, "abort": Status.ABORTED, "stop": Status.COMPLETED}
         self.status = finished.get(kind, self.status)
 
+    def _align_versions(self) -> None:
+        """Users' functions may add and cut tokens themselves; those they added have no known version."""
+        if self.token_weight_versions and len(self.token_weight_versions) != self.response_length:
+            unknown = [None] * (self.response_length - len(self.token_weight_versions))
+            self.token_weight_versions = (list(self.token_weight_versions) + unknown)[: self.response_length]
+
     # ---- checking ------------------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
@@ -285,11 +293,11 @@ class Sample:
             raise ValueError(
                 f"sample {self.index}: response_length {length} with {total} tokens: no room for the response"
             )
-        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs", "token_weight_versions"):
+        self._align_versions()
+        for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
             values = getattr(self, name)
-            if values is None or (name == "token_weight_versions" and not values):
-                continue
-            _meta.check_span(self.index, name, len(values), length)
+            if values is not None:
+                _meta.check_span(self.index, name, len(values), length)
         bad = (
             [] if set(self.loss_mask or ()) <= {0, 1} else [i for i, m in enumerate(self.loss_mask) if m not in (0, 1)]
         )

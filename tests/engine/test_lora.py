@@ -187,10 +187,15 @@ def test_requests_put_back_by_a_pause_go_on_with_the_adapter_loaded_meanwhile(ap
     time.sleep(0.05)
     api.client.pause("retract")
     api.client.unload_lora_adapter("a")
+    late, late_answers = in_background(lambda: api.post("/generate", {"input_ids": PROMPT, "lora_path": "a"}))
+    late.join(0.2)  # it comes while the adapter is in replacement, and waits
+    assert late.is_alive()
     api.client.load_lora_adapter("a", str(folders["c"]))
     api.client.update_weight_version("next")
     api.client.continue_generation()
     running.join(30)
+    late.join(30)
+    assert late_answers[0].status_code == 200
     (answer,) = answers
     spans = answer["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "next"] and spans[0]["end"] > 0

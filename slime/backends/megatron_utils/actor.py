@@ -274,7 +274,8 @@ class MegatronActor:
             prefix = f"train/{self.role.metric_prefix}"
             step = rollout_id * per_rollout + step_id
             reports[step] = {f"{prefix}{name}": value for name, value in report.metrics.items()}
-        if "log_probs" not in data and per_rollout == 1 and len(captured) == len(data["tokens"]):
+        whole = not self.args.skip_zero_advantage  # what all ranks know: they reduce the same columns
+        if "log_probs" not in data and per_rollout == 1 and whole and len(captured) == len(data["tokens"]):
             data["log_probs"] = [captured[i] for i in range(len(captured))]
         return reports, first_step
 
@@ -388,7 +389,8 @@ class MegatronActor:
     def help_export(self) -> None:
         """Take part in an export that another rank walks; nothing to do where every rank holds the whole model."""
         args = self.args
-        if args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.expert_model_parallel_size > 1:
+        dense = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+        if dense * args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1) > 1:
             for _ in self.export_weights():
                 pass
 

@@ -95,7 +95,8 @@ def load_weights(args, model: list, path: str, step: int | None = None) -> None:
             )
         state = {"model": _base_state(model)}
         if has_value_head(unwrap(model[-1])):
-            leave_out_foreign_head(state["model"], str(directory))
+            last = state["model"] if len(model) == 1 else state["model"][f"chunk{len(model) - 1}"]
+            leave_out_foreign_head(last, str(directory))
         loaded = dist_checkpointing.load(state, str(directory))
         _fill_model(model, loaded["model"])
     elif is_hf_dir(path):

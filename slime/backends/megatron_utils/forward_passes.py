@@ -65,7 +65,7 @@ def can_reuse_forward(args, num_steps: int) -> bool:
         and args.loss_type == "policy_loss"
         and args.kl_coef == 0
         and not (args.use_rollout_logprobs or args.get_mismatch_metrics or args.use_critic)
-        and not (args.keep_old_actor or args.use_opd or args.custom_advantage_function_path)
+        and not (args.keep_old_actor or args.use_opd or args.custom_advantage_function_path or args.use_rollout_entropy)
         and args.advantage_estimator != "gspo"
         and (not args.use_routing_replay or args.use_rollout_routing_replay)
     )

@@ -167,7 +167,8 @@ def _pass_indices(args, data: dict) -> list[list[int]]:
     from slime.batching.schedule import first_fit
 
     cap = args.log_probs_max_tokens_per_gpu
-    needs_number = args.virtual_pipeline_model_parallel_size is not None or args.expert_model_parallel_size > 1
+    experts_meet = args.expert_model_parallel_size * (args.expert_tensor_parallel_size or 1) > 1
+    needs_number = args.virtual_pipeline_model_parallel_size is not None or experts_meet
     if cap is None or not args.use_dynamic_batch_size or needs_number:
         return data["micro_batch_indices"]
     return first_fit([len(t) for t in data["tokens"]], cap * args.context_parallel_size)

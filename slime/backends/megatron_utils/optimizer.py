@@ -28,7 +28,7 @@ def freeze_parameters(args, chunks: list[torch.nn.Module]) -> None:
     if not only and not frozen:
         return
     own = {name: p for name, p in all_named_parameters(chunks) if isinstance(p, torch.nn.Parameter)}
-    names = _names_of_all_stages(list(own))
+    names = _names_on_all_ranks(list(own))
     for pattern in only or frozen:
         if not any(re.search(pattern, name) for name in names):
             flag = "--only-train-params-name-list" if only else "--freeze-params-name-list"
@@ -45,16 +45,18 @@ def freeze_parameters(args, chunks: list[torch.nn.Module]) -> None:
         )
 
 
-def _names_of_all_stages(own: list[str]) -> list[str]:
+def _names_on_all_ranks(own: list[str]) -> set[str]:
+    """Names of all pipeline stages and of the experts of all expert ranks."""
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
-    group = mpu.get_pipeline_model_parallel_group()
-    if group.size() == 1:
-        return own
-    stages = [None] * group.size()
-    dist.all_gather_object(stages, own, group=group)
-    return [name for names in stages for name in names]
+    names = set(own)
+    for group in (mpu.get_pipeline_model_parallel_group(), mpu.get_expert_model_parallel_group()):
+        if group.size() > 1:
+            found = [None] * group.size()
+            dist.all_gather_object(found, names, group=group)
+            names = set().union(*found)
+    return names
 
 
 def shards_optimizer(args) -> bool:
@@ -178,9 +180,12 @@ def build_scheduler(args, optimizer):
 
 
 def reset_states(optimizer) -> None:
-    """Forget the moments (`--reset-optimizer-states`), keeping the state tensors."""
+    """Forget moments and step counts (`--reset-optimizer-states`), keeping the state tensors."""
     for part in optimizer_fixes.parts(optimizer):
         for state in part.optimizer.state.values():
             for value in state.values():
                 if torch.is_tensor(value):
                     value.zero_()
+        for group in part.optimizer.param_groups:
+            if "step" in group:  # the fused Adams of GPUs count here
+                group["step"] = 0

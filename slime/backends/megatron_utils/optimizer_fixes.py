@@ -18,8 +18,9 @@ import torch
 
 
 def parts(optimizer) -> list:
-    """Return the optimizers inside a ChainedOptimizer, or the one itself."""
-    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+    """Return the optimizers inside a ChainedOptimizer that have parameters, or the one itself."""
+    members = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [member for member in members if member.optimizer is not None]
 
 
 def install() -> None:

@@ -35,7 +35,7 @@ def _tflops(args, steps: str, data: dict, timers: Timers) -> dict[str, float]:
     from slime.batching.flops import ModelShape, sample_flops
 
     shape = ModelShape.from_args(args)
-    ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
     forward = sum(sample_flops(len(t), shape) for t in data["tokens"]) / ranks / 1e12
     passes = ("values", "log_probs", *(f"{frozen.tag}_log_probs" for frozen in FROZEN_ROLES))
     work = {steps: 3 * forward, **dict.fromkeys(passes, forward)}

@@ -52,6 +52,8 @@ class StepRunner:
         self.routing = routing
         self.role, self._progress, self._timers = role, progress, timers
         self.loss_function = losses.loss_function_for(args, role)
+        # Megatron moves them with the gradients, before anyone knows whether the step is taken.
+        self._expert_biases = [b for chunk in model for name, b in chunk.named_buffers() if "expert_bias" in name]
         self._reads_whole_stream = self.loss_function is losses.custom_loss_function
 
     def run(
@@ -62,12 +64,15 @@ class StepRunner:
         hook = self.args.custom_megatron_before_train_step_hook_path
         if hook is not None:
             load_function(hook)(self.args, rollout_id, step_id, self.model, self.optimizer, self.scheduler)
+        biases = [bias.clone() for bias in self._expert_biases]
         with self._timers("forward_backward"):
             results = self._forward_backward(batches, data, global_batch_size)
         with self._timers("optimizer"):
             finite = self._all_finite(results)
             outcome = self._update(global_batch_size) if finite else None
         if outcome is None:
+            for bias, before in zip(self._expert_biases, biases, strict=True):
+                bias.copy_(before)
             self._report_skip(rollout_id, step_id, results, data)
         report = self._summarise(results, data, global_batch_size)
         report.skipped = outcome is None

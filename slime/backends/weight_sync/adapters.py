@@ -8,7 +8,9 @@ put back go on with the new one. It does not know what trains the adapters.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import shutil
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -36,6 +38,8 @@ class AdapterSender:
     host: str
     ranks_per_engine: int
     folder: str
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _paths: set[str] = field(default_factory=set, repr=False)
 
     def send(self, client: EngineClient, adapters: dict[str, dict[str, torch.Tensor]], version: str) -> None:
         """Have the engine serve these adapters, and report `version`."""
@@ -52,9 +56,13 @@ class AdapterSender:
         client.update_weight_version(version)
 
     def _written(self, name: str, tensors: dict[str, torch.Tensor], version: str) -> str:
+        """Write a version once for all engines, which ask from a thread each; what an earlier run left is replaced."""
         path = os.path.join(self.folder, f"{name}-v{version}")
-        if not os.path.isdir(path):
-            peft_format.write_adapter(path, self.config, tensors)
+        with self._lock:
+            if path not in self._paths:
+                shutil.rmtree(path, ignore_errors=True)
+                peft_format.write_adapter(path, self.config, tensors)
+                self._paths.add(path)
         return path
 
 

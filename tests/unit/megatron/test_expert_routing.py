@@ -190,6 +190,13 @@ def test_balancing_bias_is_loaded_moved_each_step_exported_and_saved(biased, tmp
     assert torch.equal(bias_of(resumed), bias_of(actor))
 
 
+def test_skipped_step_leaves_the_balancing_bias_alone(biased):
+    actor, _ = start(biased)
+    before = bias_of(actor)
+    report = actor.train(0, make_shard(None, micro_batches=CUT, rewards=[float("nan")] * 4))
+    assert report["steps"][0]["train/step_skipped"] == 1 and torch.equal(bias_of(actor), before)
+
+
 def test_reference_keeps_its_own_bias(biased):
     biased.use_kl_loss, biased.kl_loss_coef = True, 0.1
     actor, _ = start(biased)

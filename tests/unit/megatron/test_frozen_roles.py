@@ -106,6 +106,18 @@ def test_cleared_moments_make_every_round_the_first(model_dir, optimizer):
     assert going_on.export_checksums() == fresh.export_checksums()
 
 
+def test_clearing_starts_the_step_count_of_fused_optimizers_and_passes_over_empty_ones():
+    """Fused Adams count in the group; a chain holds a member without parameters when only experts are trained."""
+    from types import SimpleNamespace
+
+    from slime.backends.megatron_utils.optimizer import reset_states
+
+    inner = SimpleNamespace(state={0: {"exp_avg": torch.ones(2)}}, param_groups=[{"params": [], "step": 7}])
+    chain = SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=None), SimpleNamespace(optimizer=inner)])
+    reset_states(chain)
+    assert inner.param_groups[0]["step"] == 0 and inner.state[0]["exp_avg"].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(("precision", "rounding"), [("fp32", 1e-5), ("bf16", 2**-7)])
 def test_stateless_adam_steps_as_adam_does_with_cleared_moments_and_keeps_none(model_dir, precision, rounding):
     # A large epsilon: where a gradient is nearly zero Adam magnifies its rounding.

@@ -75,6 +75,19 @@ def test_savings_read_fewer_tokens(model_dir):
     assert read(skip_zero_advantage=True) == sum(LENGTHS) - sum(LENGTHS[3:6])
 
 
+def test_reported_columns_do_not_depend_on_which_samples_a_rank_skips(model_dir):
+    """Data ranks add up the same columns, though only one of them has a group without advantage."""
+    columns = [
+        set(
+            gradient(model_dir, shard_of(CUTS["one"], rewards), skip_zero_advantage=True, global_batch_size=9)[1][
+                "rollout"
+            ]
+        )
+        for rewards in (WITH_AND_WITHOUT, [1.0] * 9)
+    ]
+    assert columns[0] == columns[1]
+
+
 def test_shared_prompts_serve_reference_and_old_log_probs(model_dir):
     flags = dict(use_kl_loss=True, kl_loss_coef=0.1, entropy_coef=0.05, get_mismatch_metrics=True, global_batch_size=9)
     flags |= dict(data_pad_size_multiplier=8)

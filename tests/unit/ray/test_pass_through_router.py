@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from slime.ray.pass_through_router import PassThroughRouter, Policy, Worker
@@ -26,6 +26,8 @@ class Engine:
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/stream", self._stream)
         app.router.add_post("/slow", self._slow)
+        app.router.add_post("/broken", self._broken)
+        app.router.add_post("/headers", lambda request: web.json_response(dict(request.headers)))
         self.runner = web.AppRunner(app, handler_cancellation=True)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
@@ -41,6 +43,13 @@ class Engine:
         await answer.prepare(request)
         for piece in ("data: 1\n\n", "data: [DONE]\n\n"):
             await answer.write(piece.encode())
+        return answer
+
+    async def _broken(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"data: 1")
+        request.transport.abort()
         return answer
 
     async def _slow(self, request: web.Request) -> web.Response:
@@ -93,6 +102,24 @@ def test_streams_pass():
         reply = await client.post("/stream")
         assert reply.headers["Content-Type"] == "text/event-stream"
         assert await reply.text() == "data: 1\n\ndata: [DONE]\n\n"
+
+    serve(scenario)
+
+
+def test_a_stream_that_a_worker_breaks_off_breaks_off_for_the_caller_too():
+    async def scenario(client, engines):
+        reply = await client.post("/broken")
+        with pytest.raises(ClientError):
+            await asyncio.wait_for(reply.read(), 3.0)
+
+    serve(scenario)
+
+
+def test_headers_say_what_the_caller_said_and_not_that_an_unpacked_body_is_packed():
+    async def scenario(client, engines):
+        reply = await client.post("/headers", data=b"{}" * 100, compress="gzip", skip_auto_headers=["Accept-Encoding"])
+        names = {name.lower() for name in await reply.json()}
+        assert not names & {"content-encoding", "accept-encoding"}
 
     serve(scenario)
 

@@ -98,6 +98,16 @@ def test_fb_t09_a_reply_without_weight_version_still_has_one_token_version_each(
     assert sample.token_weight_versions == [None]
 
 
+def test_tokens_that_a_users_function_adds_or_cuts_itself_have_no_version_and_are_no_fault():
+    sample = started()
+    sample.append_response_tokens(ARGS, tokens=[3, 4], log_probs=[-1.0] * 2, meta_info=meta(weight_version=1))
+    sample.tokens, sample.response_length = sample.tokens + [8, 9], 4
+    sample.loss_mask, sample.rollout_log_probs = [1, 1, 0, 0], [-1.0, -1.0, 0.0, 0.0]
+    sample.check_invariants()
+    sample.append_response_tokens(ARGS, tokens=[5], log_probs=[-1.0], meta_info=meta("stop", weight_version=2))
+    assert sample.token_weight_versions == ["1", "1", None, None, "2"]
+
+
 def test_versions_of_a_call_that_spans_a_weight_update():
     spans = [{"version": "10", "start": 0, "end": 2}, {"version": "11", "start": 2, "end": 3}]
     sample = started()
