@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-gpu conformance lint format docs size clean
+.PHONY: help install quickstart test test-slow test-gpu conformance lint format docs size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -27,8 +27,11 @@ install: $(STAMP)  ## make .venv and install the pinned versions (nothing happen
 quickstart: $(STAMP)  ## a whole GRPO run on this machine's CPU, in minutes
 	$(BIN)/slime quickstart $(ARGS)
 
-test: $(STAMP)  ## all tests that need no GPU
-	$(BIN)/python -m pytest -q -m "not gpu" $(PYTEST_ARGS)
+test: $(STAMP)  ## the tests that need no GPU, but for the slow ones
+	$(BIN)/python -m pytest -q -m "not gpu and not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)  ## the slow tests: kills, layouts of four ranks, more runs of train.py
+	$(BIN)/python -m pytest -q -m "slow and not gpu" $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)  ## the tests that need one GPU, at most 8 minutes; they skip without one
 	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)

@@ -163,6 +163,7 @@ def killed_and_continued(cluster, workspace, tmp_path, kills, *more) -> None:
     assert saved == ["iter_0000013", "iter_0000015"]
 
 
+@pytest.mark.slow
 def test_fb_a02_killed_three_times_each_prompt_ends_exactly_once(cluster, workspace, tmp_path, capsys):
     """In a save, in the trainer, in the rollout process."""
     killed_and_continued(cluster, workspace, tmp_path, KILLS)

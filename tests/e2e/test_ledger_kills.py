@@ -78,6 +78,7 @@ def flags(workspace, folder: Path) -> list[str]:
     return [str(word) for word in (*places, *FLAGS, "--rollout-batch-size", BATCH)]
 
 
+@pytest.mark.slow
 def test_fb_a02_killed_twenty_times_every_prompt_ends_exactly_once(router_port, workspace, tmp_path, capsys):
     result = subprocess.run(
         [sys.executable, "-m", "tests.e2e.ledger_lab", *flags(workspace, tmp_path)],
