@@ -165,7 +165,16 @@ class Recorder:
         return True
 
     def observe(self, url: str, payload: Any, output: Any) -> None:
-        """Remember a reply to `http_utils.post`."""
+        """Remember a reply to `http_utils.post`.
+
+        Raises: ValueError when the engines sampled the base model where adapters are trained.
+        """
+        forgot_adapter = self.args.lora_sync == "adapter" and isinstance(payload, dict) and not payload.get("lora_path")
+        if forgot_adapter and url == get_model_url(self.args):
+            raise ValueError(
+                "--lora-sync adapter: a request of --custom-generate-function-path has no lora_path, so the base model answered; "
+                'add "lora_path": args.lora_adapters[0] (or the name of the sample\'s adapter)'
+            )
         if url.endswith("/generate") and isinstance(payload, dict) and isinstance(output, dict):
             self.posted.append((copy.deepcopy(payload), output))  # hooks grow their bodies in place
 

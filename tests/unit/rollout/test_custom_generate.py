@@ -127,6 +127,11 @@ def test_prompt_text_is_followed_too(engine, make_args):
         assert sample.response == f"t{sample.tokens[-1]}" and type(sample.prompt) is str and sample.prompt == "p0"
 
 
+def test_a_request_that_forgets_the_adapter_is_an_error_and_not_an_answer_of_the_base_model(engine, chat_args):
+    with pytest.raises(Exception, match="has no lora_path, so the base model answered"):
+        one_group(chat_args("posts_itself", lora_sync="adapter"))
+
+
 def test_edited_answers_become_masked_context_and_are_flagged(engine, chat_args, tokenizer):
     engine.answer = lambda payload: spelled(tokenizer, "ab")
     sample = one_group(chat_args("edits_the_answer", rollout_max_response_len=200))[0]
