@@ -7,13 +7,11 @@ costs, nothing is learned).
 
 from __future__ import annotations
 
-import json
-import random
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
+from slime.quickstart import task
 
 NUM_TRAIN, NUM_HELD_OUT = 9000, 512
 
@@ -84,28 +82,8 @@ SHAPES = {
 }
 
 
-async def exact_match(args, sample, **kwargs) -> float:
-    """1.0 when the response is the label and the model ended it itself."""
-    ended = sample.status == type(sample).Status.COMPLETED
-    return float(ended and sample.response.removesuffix("<|im_end|>") == sample.label)
-
-
-def write_data(directory: Path, digits: int, seed: int, num_train: int, num_held_out: int) -> None:
-    """Write train.jsonl and eval.jsonl with rows {"prompt", "label"}; a hash of the prompt keeps the sets apart."""
-    generator = random.Random(seed)
-    train: dict[str, str] = {}
-    held_out: dict[str, str] = {}
-    while len(train) < num_train or len(held_out) < num_held_out:
-        word = "".join(generator.choice("0123456789") for _ in range(digits))
-        prompt = f"sort {word}="
-        (held_out if zlib.crc32(prompt.encode()) % 10 == 0 else train)[prompt] = "".join(sorted(word))
-    for name, rows, count in (("train", train, num_train), ("eval", held_out, num_held_out)):
-        lines = [json.dumps({"prompt": p, "label": label}) for p, label in list(rows.items())[:count]]
-        (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def prepare(shape: Shape, *, fresh: bool = False, cores: str | None = None) -> Path:
-    """Make data and start model of a shape once; returns the folder with model/, train.jsonl, eval.jsonl, eval.yaml."""
+    """Make data and start model of a shape once; returns the folder with model/, train.jsonl, held_out.jsonl, eval.yaml."""
     import shutil
 
     import yaml
@@ -120,10 +98,11 @@ def prepare(shape: Shape, *, fresh: bool = False, cores: str | None = None) -> P
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     is_smoke = shape.name == "smoke"
-    write_data(folder, shape.digits, 0, 200 if is_smoke else NUM_TRAIN, 20 if is_smoke else NUM_HELD_OUT)
+    rows = (200, 20) if is_smoke else (NUM_TRAIN, NUM_HELD_OUT)
+    _, held_out = task.write_data(folder, 0, shape.digits, *rows)
     start = folder / "model" if shape.sft_rounds == 0 else folder / "untrained"
     make_tiny_model(start, **{"arch": "qwen3", "tied": True, "seed": 0, "max_positions": 256, **shape.model})
-    common_row = {"path": str(folder / "eval.jsonl"), "input_key": "prompt", "label_key": "label"}
+    common_row = {"path": str(held_out), "input_key": "prompt", "label_key": "label"}
     common_row["max_response_len"] = shape.max_new
     sets = [
         {"name": "sampled", "n_samples_per_eval_prompt": 2, "temperature": 1.0, **common_row},
@@ -157,7 +136,7 @@ def grpo_flags(shape: Shape, folder: Path, run_name: str, *, steps: int, evaluat
     flags = [
         *("--hf-checkpoint", str(folder / "model"), "--prompt-data", str(folder / "train.jsonl")),
         *("--input-key prompt --label-key label --rollout-shuffle").split(),
-        *("--custom-rm-path", "benchmarks.sorting.exact_match"),
+        *("--custom-rm-path", "slime.quickstart.task.exact_match"),
         *f"--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --num-rollout {steps}".split(),
         *f"--rollout-batch-size {shape.prompts} --n-samples-per-prompt {shape.samples}".split(),
         *f"--global-batch-size {shape.prompts * shape.samples} --rollout-max-response-len {shape.max_new}".split(),

@@ -30,7 +30,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.folder + "/model", padding_side="left")
     tokenizer.pad_token, tokenizer.eos_token = "<|pad|>", "<|im_end|>"
     model = AutoModelForCausalLM.from_pretrained(args.folder + "/model", dtype=torch.float32)
-    held_out = [json.loads(line) for line in open(args.folder + "/eval.jsonl", encoding="utf-8")]
+    held_out = [json.loads(line) for line in open(args.folder + "/held_out.jsonl", encoding="utf-8")]
     before = [pass_rate(model, tokenizer, held_out, args.max_new, *how) for how in ((False, 1), (True, 2))]
     trainer, times, counters = make_trainer(args, model, tokenizer)
     trainer.train()
@@ -103,7 +103,7 @@ def summary(args, trainer, times, counters, before, after, whole_s) -> dict:
     tokens = statistics.median(counters["tokens"][args.warmup :])
     generate = statistics.median(counters["generate_s"][args.warmup :])
     rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]
-    prompt = 6 + len(json.loads(open(args.folder + "/eval.jsonl", encoding="utf-8").readline())["label"])
+    prompt = 6 + len(json.loads(open(args.folder + "/held_out.jsonl", encoding="utf-8").readline())["label"])
     trained = tokens + prompt * args.prompts * args.samples
     return {
         "versions": {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 REPETITION_WINDOW = 10_000  # characters; shorter responses are never called repetitive
@@ -38,30 +37,6 @@ def mean(values: Iterable[float]) -> float | None:
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `metrics` with `prefix` before each name."""
     return {prefix + name: value for name, value in metrics.items()}
-
-
-def merge_weighted_means(parts: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """Merge (sum, count) pairs of several ranks into means: sum of sums over sum of counts.
-
-    Example: rank A holds 9 tokens of mean 1 as (9, 9), rank B one token of 11 as (11, 1): the merged mean is 2.
-    A name whose counts add up to zero is left out.
-    """
-    sums: dict[str, float] = defaultdict(float)
-    counts: dict[str, float] = defaultdict(float)
-    for part in parts:
-        for name, (total, count) in part.items():
-            sums[name] += total
-            counts[name] += count
-    return {name: sums[name] / counts[name] for name in sums if counts[name] > 0}
-
-
-def merge_max(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the maximum over ranks of every name."""
-    merged: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            merged[name] = max(value, merged.get(name, value))
-    return merged
 
 
 def clip_ratio(lengths: Sequence[int], max_length: int) -> float | None:

@@ -1,4 +1,4 @@
-"""The quickstart's task: sort six digits. ``sort 493021=`` -> ``012349``, graded by exact match.
+"""The quickstart's task: sort digits, six of them there. ``sort 493021=`` -> ``012349``, graded by exact match.
 
 The held-out set is chosen by a hash of the prompt, so no prompt is ever in both sets.
 """
@@ -21,18 +21,20 @@ async def exact_match(args, sample, **kwargs) -> float:
     return float(ended and sample.response.removesuffix("<|im_end|>") == sample.label)
 
 
-def write_data(directory: Path, seed: int) -> tuple[Path, Path]:
+def write_data(
+    directory: Path, seed: int, digits: int = NUM_DIGITS, num_train: int = NUM_TRAIN, num_held_out: int = NUM_HELD_OUT
+) -> tuple[Path, Path]:
     """Write ``train.jsonl`` and ``held_out.jsonl`` with rows {"prompt", "label"}. Returns both paths."""
     generator = random.Random(seed)
     train: dict[str, str] = {}
     held_out: dict[str, str] = {}
-    while len(train) < NUM_TRAIN or len(held_out) < NUM_HELD_OUT:
-        digits = "".join(generator.choice("0123456789") for _ in range(NUM_DIGITS))
-        prompt = f"sort {digits}="
+    while len(train) < num_train or len(held_out) < num_held_out:
+        word = "".join(generator.choice("0123456789") for _ in range(digits))
+        prompt = f"sort {word}="
         is_held_out = zlib.crc32(prompt.encode()) % 10 == 0
-        (held_out if is_held_out else train)[prompt] = "".join(sorted(digits))
+        (held_out if is_held_out else train)[prompt] = "".join(sorted(word))
     paths = directory / "train.jsonl", directory / "held_out.jsonl"
-    for path, rows, count in zip(paths, (train, held_out), (NUM_TRAIN, NUM_HELD_OUT), strict=True):
+    for path, rows, count in zip(paths, (train, held_out), (num_train, num_held_out), strict=True):
         lines = [json.dumps({"prompt": prompt, "label": label}) for prompt, label in list(rows.items())[:count]]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return paths

@@ -19,11 +19,6 @@ def has_accelerator() -> bool:
     return torch.cuda.is_available()
 
 
-def device_name() -> str:
-    """Return the torch device type, `cuda` or `cpu`."""
-    return "cuda" if has_accelerator() else "cpu"
-
-
 def device() -> torch.device:
     """Return the torch device of this process (the current GPU, or the CPU)."""
     import torch

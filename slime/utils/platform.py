@@ -1,4 +1,4 @@
-"""What only Linux or only macOS has: memory of a process tree, usable cores, the folder of shared memory.
+"""What only Linux or only macOS has: memory of a process tree, the folder of shared memory.
 
 Invariants: every function answers on both systems, with the better source where there is one. No other module of the
 package names a system folder. It does not know what the numbers are for.
@@ -18,13 +18,6 @@ FAMILY_VARIABLE = "SLIME_FAMILY"
 
 _PROC = Path("/proc")
 _SHARED_MEMORY = Path("/dev/shm")
-
-
-def num_usable_cores() -> int:
-    """Return the number of cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def process_age_s() -> float:

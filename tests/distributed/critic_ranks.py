@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.distributed.train_ranks import shards
+from tests.distributed.train_ranks import end_layout, layout_ended_later, shards
 
 PPO = dict(advantage_estimator="ppo", use_critic=True, gamma=0.9, lambd=0.8, kl_coef=0.1, value_clip=10.0)
 LAYOUTS = {
@@ -23,7 +23,7 @@ def new_rank(rank: int, world_size: int, port: int, folder: str, role: str, resu
     # A large epsilon keeps Adam from magnifying rounding where a gradient is nearly zero.
     common = dict(PPO, lr=1e-2, adam_eps=1e-3, global_batch_size=4, rollout_batch_size=4, load=f"{folder}/../model")
     args = train_args(common["load"], **{**common, **flags}, ref_load=f"{folder}/../ref", actor_num_gpus_per_node=2)
-    actor = MegatronActor(args, rank, world_size, "127.0.0.1", port, role=role)
+    actor = layout_ended_later(MegatronActor(args, rank, world_size, "127.0.0.1", port, role=role))
     actor.init(resume)
     return actor
 
@@ -32,7 +32,7 @@ def train(rank, world_size, port, folder, saved: str, resumes: bool = False, **f
     """Round 0 and 1 of a critic, saved in between (or resumed there); then round 1 of the actor."""
     from megatron.core import parallel_state as mpu
 
-    mpu.destroy_model_parallel()
+    end_layout()
     where = (rank, world_size, port, folder)
     actor = new_rank(*where, "actor", **flags)
     critic = new_rank(*where, "critic", saved if resumes else None, **flags)

@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from tests.distributed.train_ranks import end_layout, layout_ended_later
+
 LENGTHS, RESPONSES = (9, 12, 7, 15, 30, 8, 11, 21), (4, 6, 3, 8, 20, 1, 5, 9)
 LAYERS, EXPERTS, TOP_K = 4, 4, 2
 SEQUENCE = dict(tensor_model_parallel_size=2, sequence_parallel=True)
@@ -51,13 +53,13 @@ def new_actor(rank: int, world_size: int, port: int, folder: str, resume: str | 
     from slime.backends.megatron_utils.actor import MegatronActor
     from tests.unit.megatron.megatron_helpers import train_args
 
-    mpu.destroy_model_parallel()
+    end_layout()
     args = train_args(
         f"{folder}/../model", lr=1e-2, adam_eps=1e-3, global_batch_size=8, rollout_batch_size=8, n_samples_per_prompt=1,
         actor_num_gpus_per_node=world_size, use_routing_replay=True, use_rollout_routing_replay=True,
         use_kl_loss=True, kl_loss_coef=0.05, **flags,
     )  # fmt: skip
-    actor = MegatronActor(args, rank, world_size, "127.0.0.1", port)
+    actor = layout_ended_later(MegatronActor(args, rank, world_size, "127.0.0.1", port))
     actor.init(resume)
     return actor, shard_of(actor.dp_rank, mpu.get_data_parallel_world_size())
 

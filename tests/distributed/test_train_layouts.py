@@ -92,6 +92,17 @@ def test_layout_trains_like_one_rank(runs, case):
                 torch.testing.assert_close(found[name], expected[name], atol=TOLERANCE["columns"], rtol=0)
 
 
+def test_fb_o02_means_over_ranks_are_weighted_by_tokens_and_maxima_are_maxima(runs):
+    """Against the samples themselves; the two ranks hold different numbers of tokens."""
+    reported = merged(runs(2)["dp2"])["rollout"]
+    differences = torch.cat(
+        [(s["log_probs"] - s["rollout_log_probs"]).abs()[s["loss_masks"].bool()] for s in dumped(runs, 2, "dp2")]
+    )
+    name = "rollout/train_rollout_logprob_abs_diff"
+    assert reported[name] == pytest.approx(float(differences.mean()), rel=1e-5)
+    assert reported[f"{name}_max"] == pytest.approx(float(differences.max()), rel=1e-5)
+
+
 def test_the_cases_that_are_compared_differ_from_each_other(runs):
     """Scenarios and models are told apart by the comparison above."""
     weights = [runs(1)[case.name][0]["weights"]["model.layers.0.self_attn.q_norm.weight"] for case in REFERENCES]

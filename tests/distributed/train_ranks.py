@@ -72,8 +72,14 @@ def shards(data_ranks: int, args=None) -> list[dict]:
 _ACTORS: list = []
 
 
+def layout_ended_later(actor):
+    """Return the actor, which `end_layout` will end."""
+    _ACTORS.append(actor)
+    return actor
+
+
 def end_layout() -> None:
-    """End the last actor and every process group but that of all ranks: each gloo group has threads, which would pile up."""
+    """End the actors so far and every process group but that of all ranks: each gloo group has threads, which would pile up."""
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
@@ -104,8 +110,7 @@ def new_actor(rank: int, world_size: int, port: int, folder: str, resume: str | 
     )
     args = train_args(f"{folder}/../{model}", **{**defaults, **BATCHES["dynamic"], **flags})
     args.balance_data = args.balance_by_flops = False
-    actor = MegatronActor(args, rank, world_size, "127.0.0.1", port)
-    _ACTORS.append(actor)
+    actor = layout_ended_later(MegatronActor(args, rank, world_size, "127.0.0.1", port))
     actor.init(resume)
     return actor, shards(mpu.get_data_parallel_world_size(), args)[actor.dp_rank]
 

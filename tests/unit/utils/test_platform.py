@@ -32,10 +32,6 @@ def test_memory_of_a_tree_holds_its_children(_system):
     assert platform.process_tree_memory_bytes(child.pid) == 0
 
 
-def test_cores_are_at_least_one():
-    assert 1 <= platform.num_usable_cores() <= (os.cpu_count() or 1)
-
-
 def test_shared_memory_folder_is_writable_and_falls_back(monkeypatch, tmp_path):
     assert os.access(platform.shared_memory_dir(), os.W_OK)
     monkeypatch.setattr(platform, "_SHARED_MEMORY", tmp_path / "missing")
