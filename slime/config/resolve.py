@@ -267,6 +267,10 @@ def run_folder(run: Run) -> None:
             run.notes.append(f"{args.run_dir} exists: metrics of rounds that are done again replace the earlier ones")
     if args.use_tensorboard is None:
         args.use_tensorboard = not args.use_wandb
+    wandb_flags = sorted(dest for dest in run.given if dest.startswith("wandb_") and dest != "wandb_random_suffix")
+    if wandb_flags and not args.use_wandb:
+        flags = ", ".join(f"--{dest.replace('_', '-')}" for dest in wandb_flags)
+        run.notes.append(f"no effect without --use-wandb: {flags}")
 
 
 def model(run: Run) -> None:

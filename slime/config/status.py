@@ -52,9 +52,6 @@ UNBUILT: dict[str, Unbuilt] = {
         "megatron_deepgemm_moe_forward_layers",
         "megatron_deepgemm_moe_forward_modules",
     ),
-    **_all(
-        "Weights & Biases is not built yet: curves go to TensorBoard and metrics.jsonl in the run folder", "use_wandb"
-    ),
     **_all("the memory recorder is not built yet", "record_memory_history", "memory_snapshot_num_steps"),
     "memory_recorder": ("the memory recorder is not built yet", ("memray",)),
     **_all("the profiler is not built yet", "profile_target"),
@@ -89,21 +86,6 @@ NOOP: dict[str, str] = {
     "rollout_health_check_interval": "only the restart of dead engines reads it",
     "rollout_health_check_timeout": "only the restart of dead engines reads it",
     "rollout_health_check_first_wait": "only the restart of dead engines reads it",
-    **dict.fromkeys(
-        (
-            "wandb_mode",
-            "wandb_dir",
-            "wandb_key",
-            "wandb_host",
-            "wandb_team",
-            "wandb_group",
-            "wandb_project",
-            "wandb_run_id",
-            "wandb_random_suffix",
-            "wandb_always_use_train_step",
-        ),
-        "only Weights & Biases reads it",
-    ),
 }
 
 #: Passed on to Megatron where there is a GPU; elsewhere put back to the default.

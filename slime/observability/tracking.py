@@ -1,9 +1,9 @@
-"""The one writer of a run's metrics: `metrics.jsonl`, TensorBoard events and the resolved configuration.
+"""The one writer of a run's metrics: `metrics.jsonl`, TensorBoard events, W&B and the resolved configuration.
 
 Invariants: only the driver process owns a Tracker; each call of `log` ends in one complete line on disk, so that a
 killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A run that
 was interrupted moves the lines of the rounds it does again to `metrics.superseded.jsonl`, so that each round appears
-once. Numbers that JSON cannot hold (nan, inf) become null.
+once. Numbers that JSON cannot hold (nan, inf) become null. Keys of accounts are written nowhere.
 It does not know where metrics come from or what they mean.
 """
 
@@ -20,17 +20,19 @@ from pathlib import Path
 METRICS_FILE = "metrics.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
 CONFIG_FILE = "config.yaml"
+SECRETS = ("wandb_key",)
 
 
 class Tracker:
     """Metrics of one run, by `args.run_dir`. Use it as a context manager or call `close()`; both may happen twice."""
 
     def __init__(self, args):
-        self.run_dir = Path(args.run_dir)
+        self.args, self.run_dir = args, Path(args.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         dump_config(args, self.run_dir / CONFIG_FILE)
-        self._file = _open_for_append(self.run_dir / METRICS_FILE)
         self._tensorboard = _make_tensorboard(args)
+        self._wandb = _make_wandb(args)
+        self._file = _open_for_append(self.run_dir / METRICS_FILE)
 
     def __enter__(self) -> Tracker:
         return self
@@ -48,8 +50,11 @@ class Tracker:
         line.update({name: value if math.isfinite(value) else None for name, value in values.items()})
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        shown_step = view_step(self.args, step_key, int(step))
         if self._tensorboard is not None:
-            self._tensorboard.log(values, int(step))
+            self._tensorboard.log(values, shown_step)
+        if self._wandb is not None:
+            self._wandb.log(values, step_key, shown_step)
 
     def rewind(self, rollout_id: int, steps_per_rollout: int) -> None:
         """Round `rollout_id` comes next: set aside the lines of it and of later rounds, which an earlier attempt wrote."""
@@ -79,13 +84,31 @@ class Tracker:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+        if self._wandb is not None:
+            self._wandb.close()
+            self._wandb = None
+
+
+def view_step(args, step_key: str, step: int) -> int:
+    """Return where curves show a line: with --wandb-always-use-train-step rounds stand at their first training step.
+
+    metrics.jsonl keeps the round's own number.
+    """
+    if step_key == "train/step" or not args.wandb_always_use_train_step:
+        return step
+    return step * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+
+
+def plain_config(args) -> dict:
+    """Return every attribute of `args`, derived ones too, in YAML's own types; keys of accounts are left out."""
+    return {name: _as_plain(value) for name, value in sorted(vars(args).items()) if name not in SECRETS}
 
 
 def dump_config(args, path: Path) -> None:
-    """Write every attribute of `args`, derived ones too, to a YAML file for people and tools to read."""
+    """Write `plain_config` to a YAML file for people and tools to read."""
     import yaml
 
-    plain = {name: _as_plain(value) for name, value in sorted(vars(args).items())}
+    plain = plain_config(args)
     partial = path.with_suffix(path.suffix + ".tmp")
     partial.write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
     os.replace(partial, path)
@@ -124,6 +147,15 @@ def _make_tensorboard(args):
     if args.use_tensorboard is None and not is_tensorboard_available():
         return None
     return _TensorboardAdapter(args)
+
+
+def _make_wandb(args):
+    """Return the W&B adapter; None unless asked for."""
+    if not args.use_wandb:
+        return None
+    from slime.observability.wandb_utils import WandbAdapter
+
+    return WandbAdapter(args, plain_config(args))
 
 
 def _as_number(name: str, value) -> float:

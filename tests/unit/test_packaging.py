@@ -25,7 +25,7 @@ INDIRECT = {
     "sympy": "math-verify parses with it",
 }
 #: imported only where the GPU image or a user brings them
-OPTIONAL = {"sglang", "transformer_engine", "PIL"}
+OPTIONAL = {"sglang", "transformer_engine", "PIL", "wandb"}
 
 
 def project() -> dict:
@@ -54,7 +54,7 @@ def test_every_requirement_is_pinned_at_a_version_that_fits():
 
 
 def test_every_requirement_has_a_floor():
-    for requirement in requirements("gpu", "agent", "examples", "dev").values():
+    for requirement in requirements("gpu", "wandb", "agent", "examples", "dev").values():
         assert ">=" in str(requirement.specifier), requirement
 
 

@@ -154,7 +154,6 @@ class TestUnbuilt:
             "--rollout-num-gpus-per-engine 2",
             "--expert-model-parallel-size 2",
             "--mtp-num-layers 1",
-            "--use-wandb",
             "--profile",
             "--record-memory-history",
             "--use-fault-tolerance",
@@ -197,6 +196,6 @@ class TestUnbuilt:
     def test_values_from_files_are_refused_too(self, parse, tmp_path):
         for flag in ("--config", "--custom-config-path"):
             path = tmp_path / "run.yaml"
-            path.write_text("use_wandb: true\n")
-            with pytest.raises(UserError, match="--use-wandb: Weights & Biases"):
+            path.write_text("use_fault_tolerance: true\n")
+            with pytest.raises(UserError, match="--use-fault-tolerance: restarting dead engines"):
                 parse(flag, str(path))

@@ -22,6 +22,8 @@ def make_args(tmp_path, **changes):
         "use_tensorboard": False,
         "tb_project_name": None,
         "tb_experiment_name": None,
+        "use_wandb": False,
+        "wandb_always_use_train_step": False,
     }
     return types.SimpleNamespace(**fields | changes)
 

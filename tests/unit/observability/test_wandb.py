@@ -1,0 +1,151 @@
+"""The W&B sink: identity, axes, secrets, and real files of an offline run. The package is optional, so most tests bring a stand-in."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from slime.config import parse_args
+from slime.observability import wandb_utils
+from slime.observability.tracking import Tracker, read_metrics
+
+
+class FakeRun:
+    def __init__(self):
+        self.lines, self.axes, self.is_finished = [], {}, False
+
+    def define_metric(self, name, step_metric=None):
+        self.axes[name] = step_metric
+
+    def log(self, data):
+        self.lines.append(data)
+
+    def finish(self):
+        self.is_finished = True
+        raise TimeoutError("the server does not answer")
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the package that records what it is told."""
+    module = types.ModuleType("wandb")
+    module.run, module.logins = FakeRun(), []
+    module.Settings = type("Settings", (types.SimpleNamespace,), {"model_fields": {"console": 0, "finish_timeout": 0}})
+    module.login = lambda **options: module.logins.append(options)
+
+    def init(**options):
+        module.options = options
+        return module.run
+
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(wandb_utils, "is_wandb_available", lambda: True)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return module
+
+
+@pytest.fixture
+def parsed(tmp_path, monkeypatch):
+    """``parsed(*flags)``: the arguments of a small run."""
+    monkeypatch.chdir(tmp_path)
+
+    def parse(*flags):
+        model = Path(__file__).resolve().parents[2] / "assets" / "config" / "tiny-qwen3"
+        model_and_data = ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "rows.jsonl")]
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "label": "1"}\n')
+        sizes = ["--num-rollout", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "2"]
+        output = ["--output-dir", str(tmp_path), "--run-name", "run"]
+        return parse_args([*model_and_data, *sizes, *output, *flags])
+
+    return parse
+
+
+def test_flags_become_the_identity_of_the_wandb_run(wandb, parsed, tmp_path):
+    args = parsed(
+        *"--use-wandb --wandb-project p --wandb-team t --wandb-group g --wandb-mode offline --wandb-run-id abc".split(),
+        *("--disable-wandb-random-suffix", "--wandb-dir", str(tmp_path / "w"), "--wandb-host", "http://127.0.0.1:1"),
+    )
+    Tracker(args).close()
+    told = wandb.options
+    expected = {"project": "p", "entity": "t", "group": "g", "id": "abc", "mode": "offline", "name": "run"}
+    assert {name: told[name] for name in expected} == expected
+    assert told["dir"] == str(tmp_path / "w") and (tmp_path / "w").is_dir()
+    assert vars(told["settings"]) == {
+        "console": "off",
+        "finish_timeout": 60.0,
+    }  # what this version does not know is left out
+    assert told["config"]["rollout_batch_size"] == 4
+
+
+def test_continued_run_keeps_its_id_and_the_group_carries_it(wandb, parsed):
+    args = parsed("--use-wandb", "--wandb-group", "g")
+    Tracker(args).close()
+    first = wandb.options["id"]
+    Tracker(args).close()
+    assert wandb.options["id"] == first and len(first) == 8
+    assert wandb.options["group"] == f"g_{first}" and wandb.options["mode"] == "online"
+
+
+def test_api_key_is_used_online_and_stands_in_no_file(wandb, parsed, tmp_path):
+    Tracker(parsed("--use-wandb", "--wandb-key", "s3cr3t", "--wandb-mode", "offline")).close()
+    assert wandb.logins == []
+    Tracker(parsed("--use-wandb", "--wandb-key", "s3cr3t", "--wandb-host", "http://127.0.0.1:1")).close()
+    assert (wandb.logins[0]["key"], wandb.logins[0]["host"]) == ("s3cr3t", "http://127.0.0.1:1")
+    assert "s3cr3t" not in str(wandb.options)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
+
+
+def test_each_prefix_has_its_axis_and_lines_carry_the_step(wandb, parsed):
+    with Tracker(parsed("--use-wandb")) as tracker:
+        tracker.log({"train/loss": 0.5}, "train/step", 7)
+        tracker.log({"eval/set": 1.0}, "eval/step", 2)
+    assert wandb.run.lines == [{"train/loss": 0.5, "train/step": 7}, {"eval/set": 1.0, "eval/step": 2}]
+    assert wandb.run.axes["train/*"] == "train/step" and wandb.run.axes["eval/*"] == "eval/step"
+    for name in ("rollout/*", "perf/*", "passrate/*", "multi_turn/*"):
+        assert wandb.run.axes[name] == "rollout/step"
+
+
+def test_server_that_does_not_answer_at_the_end_is_a_warning(wandb, parsed, caplog):
+    Tracker(parsed("--use-wandb")).close()
+    assert wandb.run.is_finished and "wandb sync" in caplog.text
+
+
+def test_rounds_stand_at_training_steps_when_asked_for(wandb, parsed, tmp_path):
+    args = parsed("--use-wandb", "--wandb-always-use-train-step", "--global-batch-size", "2")
+    with Tracker(args) as tracker:
+        tracker.log({"rollout/raw_reward": 1}, "rollout/step", 3)
+        tracker.log({"train/loss": 1}, "train/step", 3)
+    assert [line.get("rollout/step", line.get("train/step")) for line in wandb.run.lines] == [3 * 4 * 2 // 2, 3]
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [3, 3]
+
+
+def test_missing_package_or_server_is_an_error_that_names_the_flag(wandb, parsed, monkeypatch):
+    def refuse(**options):
+        raise ConnectionError("no route to host")
+
+    wandb.init = refuse
+    with pytest.raises(RuntimeError, match="--use-wandb.*no route to host.*--wandb-mode offline"):
+        Tracker(parsed("--use-wandb"))
+    monkeypatch.setattr(wandb_utils, "is_wandb_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"--use-wandb needs.*pip install 'slime\[wandb\]'"):
+        Tracker(parsed("--use-wandb"))
+
+
+def test_wandb_flags_alone_are_said_to_do_nothing(parsed):
+    notes = parsed("--wandb-project", "p", "--wandb-group", "g").start_notes
+    assert "no effect without --use-wandb: --wandb-group, --wandb-project" in notes
+
+
+def test_offline_run_writes_wandbs_own_files(parsed, tmp_path):
+    pytest.importorskip("wandb")
+    with Tracker(parsed("--use-wandb", "--wandb-mode", "offline")) as tracker:
+        tracker.log({"train/loss": 0.25}, "train/step", 0)
+    (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 20
+    while b"0.25" not in (written := record.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a process of W&B's own writes it
+    assert b"train/loss" in written and b"0.25" in written and b"train/step" in written
