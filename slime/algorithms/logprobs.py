@@ -24,6 +24,54 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
+class KeptTokens:
+    """Which ids the sampler kept for each of T rows (top-p replay): row r owns `ids[offsets[r]:offsets[r + 1]]`.
+
+    A row without ids has no record and is unrestricted. ids: [K] int, global vocabulary; offsets: [T + 1] int64.
+    """
+
+    ids: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def join(
+        cls, ids: Sequence[torch.Tensor], offsets: Sequence[torch.Tensor], rows: torch.Tensor | None = None
+    ) -> KeptTokens:
+        """Put the records of samples one after another, and take the given rows of the result (None: all).
+
+        Raises:
+            ValueError: offsets do not run from 0 to the number of ids.
+        """
+        for one, ends in zip(ids, offsets, strict=True):
+            if int(ends[0]) != 0 or int(ends[-1]) != len(one):
+                raise ValueError(
+                    f"rollout_top_p_token_offsets must run from 0 to {len(one)} (number of ids), "
+                    f"got {int(ends[0])}..{int(ends[-1])}"
+                )
+        flat, counts = torch.cat(list(ids)), torch.cat([ends.diff() for ends in offsets]).long()
+        if rows is not None:
+            starts = (counts.cumsum(0) - counts)[rows]
+            counts = counts[rows]
+            shift = torch.repeat_interleave(starts - (counts.cumsum(0) - counts), counts)
+            flat = flat[shift + torch.arange(len(shift), device=flat.device)]
+        return cls(flat, torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
+
+    def mask(self, block: slice, vocab: int, vocab_start: int = 0) -> torch.Tensor:
+        """Return [rows of the block, vocab] bool: what of this vocabulary shard may be sampled.
+
+        >>> KeptTokens(torch.tensor([0, 2]), torch.tensor([0, 2, 2])).mask(slice(0, 2), vocab=3).tolist()
+        [[True, False, True], [True, True, True]]
+        """
+        offsets = self.offsets[block.start : block.stop + 1]
+        counts = offsets.diff()
+        rows = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        local, owned = _local_targets(self.ids[offsets[0] : offsets[-1]].long(), vocab_start, vocab)
+        mask = (counts == 0)[:, None].repeat(1, vocab)
+        mask[rows[owned], local[owned]] = True
+        return mask
+
+
+@dataclass(frozen=True)
 class _Plan:
     """Settings of one call, handed through autograd as one object."""
 
@@ -44,7 +92,7 @@ def log_probs_and_entropy(
     chunk_size: int = -1,
     with_entropy: bool = False,
     entropy_grad: bool = False,
-    keep: torch.Tensor | None = None,
+    keep: KeptTokens | None = None,
     vocab_start: int = 0,
     reduce_max: Reduce | None = None,
     reduce_sum: Reduce | None = None,
@@ -59,8 +107,8 @@ def log_probs_and_entropy(
             the number of collectives does not grow). The result does not depend on it.
         with_entropy: also return the entropy over the full vocabulary.
         entropy_grad: let gradient flow through the entropy; otherwise it is a metric.
-        keep: [T, V_local] bool, the sampler's kept set per row (top-p replay): the log-softmax is restricted to it.
-            The target is always kept. Entropy ignores it.
+        keep: the sampler's kept set per row: the log-softmax is restricted to it. The target is always kept. Entropy
+            ignores it.
         vocab_start: first vocabulary id of this shard.
         reduce_max, reduce_sum: collectives over the vocabulary shards, None on one shard. No gradient passes them.
     Raises:
@@ -98,18 +146,20 @@ class _LogProbs(torch.autograd.Function):
             full_lse[block], mean_logit[block] = _logsumexp_and_mean(z, plan, plan.with_entropy, scratch)
             lse[block] = full_lse[block]
             if keep is not None:
-                kept = z.masked_fill(~_kept(keep[block], local, owned), float("-inf"))
+                kept = z.masked_fill(
+                    _dropped(keep.mask(block, z.shape[1], plan.vocab_start), local, owned), float("-inf")
+                )
                 lse[block], _ = _logsumexp_and_mean(kept, plan, False, scratch)
             log_probs[block] = plan.reduce_sum(target_logit) - lse[block]
-        ctx.save_for_backward(logits, targets, keep, lse, full_lse, mean_logit)
-        ctx.plan = plan
+        ctx.save_for_backward(logits, targets, lse, full_lse, mean_logit)
+        ctx.keep, ctx.plan = keep, plan
         return log_probs, full_lse - mean_logit
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_log_probs, grad_entropy):
-        logits, targets, keep, lse, full_lse, mean_logit = ctx.saved_tensors
-        plan = ctx.plan
+        logits, targets, lse, full_lse, mean_logit = ctx.saved_tensors
+        keep, plan = ctx.keep, ctx.plan
         grad = torch.empty_like(logits)
         for start in range(0, logits.shape[0], plan.rows_per_block):
             block = slice(start, start + plan.rows_per_block)
@@ -119,7 +169,7 @@ class _LogProbs(torch.autograd.Function):
             same = grad.dtype == z.dtype  # then the gradient is made where it belongs
             out = torch.sub(z, lse[block, None], out=grad[block] if same else torch.empty_like(z)).exp_()
             if keep is not None:
-                out.masked_fill_(~_kept(keep[block], local, owned), 0.0)
+                out.masked_fill_(_dropped(keep.mask(block, z.shape[1], plan.vocab_start), local, owned), 0.0)
             out.mul_(-g[:, None])
             out.scatter_add_(1, local[:, None], (g * owned)[:, None])
             if plan.entropy_grad:
@@ -144,9 +194,10 @@ def _local_targets(targets: torch.Tensor, vocab_start: int, vocab: int) -> tuple
     return local.clamp(0, vocab - 1), owned
 
 
-def _kept(keep: torch.Tensor, local: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
-    """Return the keep mask with each row's own target added."""
-    return keep.scatter(1, local[:, None], keep.gather(1, local[:, None]) | owned[:, None])
+def _dropped(keep: torch.Tensor, local: torch.Tensor, owned: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a keep mask with each row's own target added; in place."""
+    keep.scatter_(1, local[:, None], keep.gather(1, local[:, None]) | owned[:, None])
+    return keep.logical_not_()
 
 
 def _logsumexp_and_mean(
@@ -169,32 +220,6 @@ def _logsumexp_and_mean(
 def _without_nan(products: torch.Tensor) -> torch.Tensor:
     """Replace 0 * inf (a token without probability) by 0, in place; NaN logits still show in the logsumexp."""
     return products.nan_to_num_(nan=0.0, posinf=float("inf"), neginf=float("-inf"))
-
-
-def keep_mask(token_ids: torch.Tensor, offsets: torch.Tensor, vocab: int, vocab_start: int = 0) -> torch.Tensor:
-    """Expand a top-p replay record to a bool mask [rows, vocab] of this vocabulary shard.
-
-    Args:
-        token_ids: flat int32 ids kept by the sampler; row r owns `token_ids[offsets[r]:offsets[r + 1]]`.
-        offsets: [rows + 1]. A row with no id has no record and is unrestricted.
-    Raises:
-        ValueError: offsets do not cover the ids.
-
-    >>> keep_mask(torch.tensor([0, 2]), torch.tensor([0, 2, 2]), vocab=3).tolist()
-    [[True, False, True], [True, True, True]]
-    """
-    if int(offsets[0]) != 0 or int(offsets[-1]) != len(token_ids):
-        raise ValueError(
-            f"rollout_top_p_token_offsets must run from 0 to {len(token_ids)} (number of ids), "
-            f"got {int(offsets[0])}..{int(offsets[-1])}"
-        )
-    counts = offsets[1:] - offsets[:-1]
-    num_rows = len(counts)
-    rows = torch.repeat_interleave(torch.arange(num_rows, device=token_ids.device), counts.long())
-    local, owned = _local_targets(token_ids.long(), vocab_start, vocab)
-    mask = (counts == 0)[:, None].expand(num_rows, vocab).clone()
-    mask[rows[owned], local[owned]] = True
-    return mask
 
 
 def flat_targets(tokens: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -75,8 +75,13 @@ def compute_mis(
     rollout_log_probs: Sequence[torch.Tensor],
     loss_masks: Sequence[torch.Tensor],
     config: MisConfig,
+    sums: Sequence[float] | None = None,
 ) -> MisOutput:
-    """Return weights, masks and metrics (without the `mis_` prefix) of a micro-batch."""
+    """Return weights, masks and metrics (without the `mis_` prefix) of a micro-batch.
+
+    Args:
+        sums: `weight_sums` of the whole batch that `tis_batch_normalize` means; None when these rows are all of it.
+    """
     metrics: dict[str, Rows] = {}
     differences = []
     for train, rollout in zip(train_log_probs, rollout_log_probs, strict=True):
@@ -96,7 +101,7 @@ def compute_mis(
     if weights is not None:
         _log(metrics, "is_ratio_mean_after_tis_rs", [w * m for w, m in zip(weights, response_masks, strict=True)])
         if config.tis_batch_normalize:
-            weights = _batch_normalize(weights, masks, config.tis_level, metrics)
+            weights = _batch_normalize(weights, sums or _sums_of(weights, masks, config.tis_level), metrics)
         _final_statistics(weights, masks, metrics)
     return MisOutput(weights, response_masks, metrics)
 
@@ -110,6 +115,30 @@ def sequence_weight(difference: torch.Tensor, mask: torch.Tensor, level: str) ->
         if level == "geometric":
             log_weight = log_weight / mask.sum().clamp(min=1)
     return torch.exp(log_weight.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).expand_as(difference)
+
+
+@torch.no_grad()
+def weight_sums(
+    train_log_probs: Sequence[torch.Tensor],
+    rollout_log_probs: Sequence[torch.Tensor],
+    loss_masks: Sequence[torch.Tensor],
+    config: MisConfig,
+) -> list[float]:
+    """Return what batch normalisation divides, [sum, count] of bounded weights (or of their means per sample).
+
+    The lists of any parts of a batch add up to the batch's.
+    """
+    differences = [bounded_log_ratio(*pair) for pair in zip(train_log_probs, rollout_log_probs, strict=True)]
+    masks = [mask.to(d.dtype) for mask, d in zip(loss_masks, differences, strict=True)]
+    weights, _ = _bounded_weights(differences, masks, config, {})
+    return _sums_of(weights, masks, config.tis_level)
+
+
+def _sums_of(weights: Rows, masks: Rows, level: str) -> list[float]:
+    totals = [(float(w.double().sum()), float(m.sum())) for w, m in zip(weights, masks, strict=True)]
+    if level == "sequence":
+        totals = [(total / count, 1.0) for total, count in totals if count]
+    return [sum(total for total, _ in totals), sum(count for _, count in totals)]
 
 
 def _bounded_weights(differences: Rows, masks: Rows, config: MisConfig, metrics: dict[str, Rows]) -> tuple[Rows, Rows]:
@@ -151,13 +180,9 @@ def _rejection_masks(differences: Rows, masks: Rows, config: MisConfig, metrics:
     return [k * (1 - v) for k, v in zip(kept, vetoed, strict=True)]
 
 
-def _batch_normalize(weights: Rows, masks: Rows, level: str, metrics: dict[str, Rows]) -> Rows:
-    if level == "token":
-        mean = sum(w.sum() for w in weights) / max(float(sum(m.sum() for m in masks)), 1.0)
-    else:
-        means = [w.sum() / m.sum() for w, m in zip(weights, masks, strict=True) if m.any()]
-        mean = torch.stack(means).mean() if means else torch.tensor(1.0)
-    factor = 1.0 / float(mean) if float(mean) > 0 else 1.0
+def _batch_normalize(weights: Rows, sums: Sequence[float], metrics: dict[str, Rows]) -> Rows:
+    total, count = sums
+    factor = count / total if total > 0 else 1.0
     _log(metrics, "batch_norm_factor", [torch.full_like(w, factor) for w in weights])
     return [w * factor for w in weights]
 

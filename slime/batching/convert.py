@@ -181,8 +181,8 @@ def _optional_columns(args, samples: list[Sample], loss_masks: list[list[int]]) 
         columns["adapters"] = [adapter_number(sample, args.lora_adapters) for sample in samples]
     if any("round_number" in (sample.metadata or {}) for sample in samples):
         columns["round_number"] = [(sample.metadata or {}).get("round_number", 1) for sample in samples]
-    if args.rollout_top_p != 1.0:
-        columns.update(_top_p_columns(samples))
+    if args.rollout_top_p != 1.0 and args.loss_type != "sft_loss":
+        columns.update(_top_p_columns(samples, loss_masks))
     if any(sample.multimodal_train_inputs is not None for sample in samples):
         columns["multimodal_train_inputs"] = [sample.multimodal_train_inputs for sample in samples]
     return columns
@@ -199,19 +199,20 @@ def _token_column(samples: list[Sample], name: str, loss_masks: list[list[int]])
     return column
 
 
-def _top_p_columns(samples: list[Sample]) -> dict[str, list]:
-    for sample in samples:
-        offsets = sample.rollout_top_p_token_offsets
-        if sample.rollout_top_p_token_ids is None or offsets is None or len(offsets) != sample.response_length + 1:
+def _top_p_columns(samples: list[Sample], loss_masks: list[list[int]]) -> dict[str, list]:
+    """Return what the sampler kept at each response token; only fully masked samples may lack it."""
+    ids, offsets = [], []
+    for sample, mask in zip(samples, loss_masks, strict=True):
+        ends = sample.rollout_top_p_token_offsets
+        if ends is None and any(mask):
             raise ValueError(
-                f"--rollout-top-p is not 1: sample {sample.index} needs rollout_top_p_token_ids and "
-                f"{sample.response_length + 1} rollout_top_p_token_offsets, got "
-                f"{'none' if offsets is None else len(offsets)}"
+                f"--rollout-top-p is not 1: sample {sample.index} has no rollout_top_p_token_ids and _offsets. Its engine must "
+                "answer custom_params.return_top_p_token_ids (SGLang as released does not), and a generate function of your "
+                "own must send the sampling_params that it gets and pass meta_info to append_response_tokens"
             )
-    return {
-        "rollout_top_p_token_ids": [sample.rollout_top_p_token_ids for sample in samples],
-        "rollout_top_p_token_offsets": [sample.rollout_top_p_token_offsets for sample in samples],
-    }
+        ids.append([] if ends is None else sample.rollout_top_p_token_ids)
+        offsets.append([0] * (sample.response_length + 1) if ends is None else ends)
+    return {"rollout_top_p_token_ids": ids, "rollout_top_p_token_offsets": offsets}
 
 
 def routed_experts(args, samples: list[Sample], loss_masks: list[list[int]]) -> list[torch.Tensor]:

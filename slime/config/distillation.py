@@ -19,6 +19,11 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         return
     if args.opd_type is None:
         yield "--use-opd needs --opd-type: sglang (log-probs come with the samples) or megatron (--opd-teacher-load)"
+    elif args.opd_type == "sglang" and args.rollout_top_p != 1.0:
+        yield (
+            f"--rollout-top-p {args.rollout_top_p} with --opd-type sglang: the trainer's log-probs are among the kept tokens, an "
+            "engine's of the teacher are not, so their difference means nothing; --opd-type megatron restricts both"
+        )
     elif args.opd_type == "sglang" and teacher is not None:
         yield f"--opd-teacher-load {teacher}: with --opd-type sglang the log-probs come with the samples"
     elif args.opd_type == "megatron" and teacher is None:

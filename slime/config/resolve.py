@@ -237,6 +237,11 @@ def algorithm_values(run: Run) -> None:
         args.balance_data = True
     if args.use_rollout_routing_replay:
         args.use_routing_replay = True
+    if args.rollout_top_p != 1.0 and args.rollout_engine == "sglang":
+        run.notes.append(
+            f"--rollout-top-p {args.rollout_top_p}: SGLang has to answer custom_params.return_top_p_token_ids, which 0.5.23 as "
+            "released does not; the first round ends the run when it does not"
+        )
     if args.log_probs_max_tokens_per_gpu is None:
         args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
     if args.kl_loss_coef != 0 and not args.use_kl_loss:

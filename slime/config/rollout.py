@@ -18,7 +18,7 @@ ROLLOUT = section(
         F("--custom-generate-function-path", "callable that generates one sample: async (args, sample, sampling_params) -> Sample or list; or (args, samples, evaluation=False) -> list", "hook", src="S"),
         F("--rollout-sample-hook-path", "callable on every generated sample before the reward; repeatable", "hook", [], action="append", src="U"),
         F("--rollout-temperature", "sampling temperature; also divides trainer logits", "float", 1.0, src="U"),
-        F("--rollout-top-p", "nucleus", "float", 1.0, src="U"),
+        F("--rollout-top-p", "nucleus; below 1 the trainer's log-probs are among the tokens that the engine kept", "float", 1.0, src="U"),
         F("--rollout-top-k", "top-k; -1 is off", "int", -1, src="U"),
         F("--rollout-max-context-len", "prompt + response limit in tokens", "int", src="U"),
         F("--rollout-max-prompt-len", "longer prompts are dropped when data is loaded", "int", src="U", owner="slime"),

@@ -20,7 +20,6 @@ def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
 
 UNBUILT: dict[str, Unbuilt] = {
     **_all("ending the trainer between rounds is not built yet: --offload-train frees its memory", "release_train"),
-    "rollout_top_p": ("replaying the kept tokens in the trainer is not built yet: only 1.0 works", None),
     "update_weight_mode": ("delta updates are not built yet", ("delta",)),
     "update_weight_transport": ("the disk transport is not built yet", ("disk",)),
     **_all(

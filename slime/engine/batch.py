@@ -29,6 +29,7 @@ _COLUMNS = {
     "filtered": np.bool_,
     "adjusted": np.bool_,  # logits change before sampling: penalties, min_new_tokens
     "has_stop_strings": np.bool_,
+    "wants_kept": np.bool_,  # the ids that the filters kept
     "wants_top": np.bool_,  # log-probs of other tokens than the sampled one
     "streams": np.bool_,
 }
@@ -76,6 +77,7 @@ class RunningBatch:
             "filtered": params.is_filtered,
             "adjusted": params.is_penalised or params.min_new_tokens > 0,
             "has_stop_strings": bool(params.stop),
+            "wants_kept": params.returns_kept_ids,
             "wants_top": request.wants_table,
             "streams": request.stream,
         }

@@ -152,11 +152,15 @@ class Generator:
         uniforms = None if greedy.all() else sampler.uniform(batch.seed[rows], batch.generated[rows])
         tokens = sampler.draw(log_probs, uniforms, greedy)
         filtered = np.flatnonzero(batch.filtered[rows] & ~greedy)
+        ids = p = None
         if len(filtered):
             at = torch.from_numpy(filtered).to(logits.device)
             columns = (column[rows][filtered] for column in (batch.top_p, batch.top_k, batch.min_p))
-            tokens[at] = sampler.draw_filtered(log_probs[at], uniforms[filtered], *columns)
+            ids, p = sampler.candidates(log_probs[at], *columns)
+            tokens[at] = sampler.draw_among(ids, p, uniforms[filtered])
         chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+        if batch.wants_kept[rows].any():
+            self._record_kept(rows, filtered, ids, p, chosen)
         if batch.wants_top[rows].any():
             self._record_top(log_probs, rows)
         batch.record(first, tokens.cpu().numpy(), chosen.cpu().numpy())
@@ -200,6 +204,20 @@ class Generator:
                 penalise(line, request.prompt_ids, output, params)
             if batch.generated[row] < batch.min_new[row] and request.stop_ids:
                 line[list(request.stop_ids)] = -torch.inf
+
+    def _record_kept(self, rows: slice, filtered: np.ndarray, ids, p, chosen: torch.Tensor) -> None:
+        """Note what the filters kept for the rows that ask for it, and make their log-probs `chosen` [rows] relative to it.
+
+        ids, p: `sampler.candidates` of the `filtered` rows (places within `rows`), None without any.
+        """
+        place = {int(row): i for i, row in enumerate(filtered)}
+        for row in np.flatnonzero(self.batch.wants_kept[rows]).tolist():
+            kept = np.zeros(0, dtype=np.int32)
+            if row in place:
+                line = p[place[row]]
+                kept = ids[place[row]][line > 0].to("cpu", torch.int32).numpy()
+                chosen[row] -= line.sum().log()
+            self.batch.requests[rows.start + row].output_kept.append(kept)
 
     def _record_top(self, log_probs: torch.Tensor, rows: slice) -> None:
         for row in np.flatnonzero(self.batch.wants_top[rows]) + rows.start:

@@ -52,6 +52,8 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
     output_top: list[list[tuple[float, int]]] = field(default_factory=list)
+    output_kept: list[Any] = field(default_factory=list)
+    """Ids that the filters kept at each output token, int32 arrays; empty where nothing was filtered. If asked for."""
     input_logprobs: list[float | None] = field(default_factory=list)
     output_chosen: list[list[tuple[float, int]]] = field(default_factory=list)
     input_top: list[list[tuple[float, int]] | None] = field(default_factory=list)

@@ -3,7 +3,8 @@
 One uniform number per row through the inverse of the cumulative distribution; the number is a function of the request's
 seed and the token's index alone, so a seeded request gives the same tokens whatever else is in the batch.
 Invariants: log-probabilities are log_softmax(logits / temperature) in fp32, before top-p, top-k and min-p (temperature 0:
-greedy, values at temperature 1). Knows rows, not requests.
+greedy, values at temperature 1); the generator makes them relative to the kept tokens where a request asks for those.
+Knows rows, not requests.
 """
 
 from __future__ import annotations
@@ -60,10 +61,13 @@ def draw(log_probs: torch.Tensor, uniforms: np.ndarray, greedy: np.ndarray) -> t
     return tokens
 
 
-def draw_filtered(
-    log_probs: torch.Tensor, uniforms: np.ndarray, top_p: np.ndarray, top_k: np.ndarray, min_p: np.ndarray
-) -> torch.Tensor:
-    """Draw one token per row among those that top-k (0 = all), top-p and min-p keep. Arrays are [B]."""
+def candidates(
+    log_probs: torch.Tensor, top_p: np.ndarray, top_k: np.ndarray, min_p: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids [B, C], probabilities [B, C]) by falling probability; 0 for what top-k (0 = all), top-p or min-p drop.
+
+    Arrays are [B]; C is the vocabulary, or the largest top-k.
+    """
     device = log_probs.device
     limit = int(top_k.max()) if top_k.all() else 0
     if 0 < limit <= min(MAX_TOPK_SELECT, log_probs.shape[-1]):
@@ -77,7 +81,12 @@ def draw_filtered(
     ks = column(np.where(top_k > 0, top_k, log_probs.shape[-1])).to(device)
     keep &= torch.arange(p.shape[-1], device=device)[None] < ks[:, None]
     keep[:, 0] = True
-    chosen = _inverse_cdf(p * keep, column(uniforms).to(device)[:, None])
+    return ids, p * keep
+
+
+def draw_among(ids: torch.Tensor, p: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
+    """Draw one token per row of `candidates`."""
+    chosen = _inverse_cdf(p, torch.from_numpy(uniforms).to(p.device)[:, None])
     return ids.gather(1, chosen[:, None])[:, 0]
 
 

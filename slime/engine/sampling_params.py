@@ -11,7 +11,7 @@ from typing import Any
 
 DEFAULT_MAX_NEW_TOKENS = 128
 UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "logit_bias")
-IGNORED = ("spaces_between_special_tokens", "stream_interval", "custom_params")
+IGNORED = ("spaces_between_special_tokens", "stream_interval")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    returns_kept_ids: bool = False
+    """`custom_params.return_top_p_token_ids`: report what top-p, top-k and min-p left, and log-probs among it."""
 
     @property
     def is_filtered(self) -> bool:
@@ -72,7 +74,7 @@ _INTS = {
     "sampling_seed": _Range(-(2.0**63), 2.0**64),
 }
 _BOOLS = ("ignore_eos", "no_stop_trim", "skip_special_tokens")
-_KNOWN = {*_FLOATS, *_INTS, *_BOOLS, "top_k", "stop", "stop_token_ids", *UNSUPPORTED, *IGNORED}
+_KNOWN = {*_FLOATS, *_INTS, *_BOOLS, "top_k", "stop", "stop_token_ids", "custom_params", *UNSUPPORTED, *IGNORED}
 
 
 def parse_sampling_params(raw: Any, vocab_size: int) -> SamplingParams:
@@ -96,6 +98,7 @@ def parse_sampling_params(raw: Any, vocab_size: int) -> SamplingParams:
         elif name == "custom_params":
             if not isinstance(value, dict):
                 raise ValueError(f"sampling_params.custom_params must be an object or null, got {value!r}")
+            values["returns_kept_ids"] = value.get("return_top_p_token_ids") is True
         elif name not in IGNORED:
             values[name] = _parse_value(name, value, vocab_size)
     if values.get("top_k") == 1:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from slime.engine import sampler
 from slime.engine.requests import NO_INPUT_LOGPROBS, Chunk, Request
 from slime.engine.sampling_params import SamplingParams, parse_sampling_params
@@ -236,6 +238,7 @@ class ReplyWriter:
             meta["response_sent_to_client_ts"] = time.time()
         if request.return_logprob:
             meta.update(self._logprobs(request, first, ids, logprobs, text_in_logprobs))
+        meta.update(_kept_ids(request, first, len(ids)))
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
     def last_piece(
@@ -272,8 +275,9 @@ class ReplyWriter:
         if request.return_logprob:
             ids, logprobs = request.output_ids[first:], request.output_logprobs[first:]
             meta.update(self._logprobs(request, first, ids, logprobs, with_text))
+        meta.update(_kept_ids(request, first, len(request.output_ids) - first))
         if request.routed_experts is not None:
-            meta["routed_experts"] = base64.b64encode(request.routed_experts.astype("<i4").tobytes()).decode()
+            meta["routed_experts"] = _base64_of(request.routed_experts)
         return meta
 
     def _logprobs(self, request: Request, first: int, ids: list, logprobs: list, with_text: bool) -> dict[str, Any]:
@@ -305,3 +309,17 @@ class ReplyWriter:
         if line is None:
             return None
         return self._triples([logprob for logprob, _ in line], [i for _, i in line], with_text)
+
+
+def _kept_ids(request: Request, first: int, count: int) -> dict[str, str]:
+    """Return the ids that the filters kept at output tokens first..first+count-1, flat, and where each token's begin."""
+    if not request.params.returns_kept_ids:
+        return {}
+    kept = request.output_kept[first : first + count]
+    offsets = np.cumsum([0, *map(len, kept)])
+    ids = np.concatenate(kept) if kept else np.zeros(0)
+    return {"top_p_token_ids": _base64_of(ids), "top_p_token_offsets": _base64_of(offsets)}
+
+
+def _base64_of(numbers: np.ndarray) -> str:
+    return base64.b64encode(numbers.astype("<i4").tobytes()).decode()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from slime.algorithms.passk import pass_at_k
 from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean
 from slime.observability.request_metrics import request_metrics
+from slime.utils.meta_info import flat_list
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample
@@ -151,7 +152,7 @@ def _kept_vocabulary(samples: Sequence[Sample]) -> dict[str, float]:
     for sample in samples:
         if sample.rollout_top_p_token_offsets is None or sample.remove_sample:
             continue
-        offsets = [int(offset) for offset in sample.rollout_top_p_token_offsets]
+        offsets = flat_list(sample.rollout_top_p_token_offsets)
         spans = [end - start for start, end in zip(offsets, offsets[1:], strict=False)]
         mask = sample.loss_mask if sample.loss_mask is not None else [1] * len(spans)
         trained = [span for span, is_trained in zip(spans, mask, strict=False) if is_trained]

@@ -101,4 +101,5 @@ class Router:
 
 def fields_to_keep(args) -> list[str]:
     """Return the request fields of this run that the sglang-router would drop without a word."""
-    return ["return_routed_experts"] if args.use_rollout_routing_replay else []
+    fields = ["return_routed_experts"] if args.use_rollout_routing_replay else []
+    return fields + (["custom_params"] if args.rollout_top_p != 1.0 else [])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from types import SimpleNamespace
 
 import torch
 
+from slime.algorithms.off_policy_hooks import mis_function
 from tests.distributed.layout_cases import CASES, CP, PP, REFERENCES, TP, VPP, Case
 
 CAP = 40
@@ -20,6 +22,9 @@ SCENARIOS = {
         advantage_estimator="reinforce_plus_plus", normalize_advantages=True, calculate_per_token_loss=True
     ),
     "gspo": dict(advantage_estimator="gspo", use_opsm=True),
+    "kept_and_mis": dict(
+        rollout_top_p=0.9, use_tis=True, custom_tis_function_path="tests.distributed.train_ranks.normalised_mis"
+    ),
     "few": dict(use_tis=True, use_kl_loss=True, kl_loss_coef=0.05, global_batch_size=2),
     "few_per_token": dict(calculate_per_token_loss=True, global_batch_size=2),
 }
@@ -31,10 +36,31 @@ BATCHES = {
 }
 
 
+def normalised_mis(args, **call):
+    return mis_function(with_normalisation(args), **call)
+
+
+def with_normalisation(args) -> SimpleNamespace:
+    return SimpleNamespace(**vars(args), tis_level="sequence", tis_upper_bound=1e3, tis_batch_normalize=True)
+
+
+normalised_mis.step_sums = lambda args: mis_function.step_sums(with_normalisation(args))
+
+
+def kept_tokens() -> dict:
+    """A record of random ids for every third response token or so, others unrestricted."""
+    generator = torch.Generator().manual_seed(5)
+    counts = [torch.randint(0, 3, (n,), generator=generator) * 40 for n in RESPONSES]
+    return {
+        "rollout_top_p_token_ids": [
+            torch.randint(0, 260, (int(c.sum()),), generator=generator).tolist() for c in counts
+        ],
+        "rollout_top_p_token_offsets": [[0, *c.cumsum(0).tolist()] for c in counts],
+    }
+
+
 def shards(data_ranks: int, args=None) -> list[dict]:
     """Split eight samples as the Data Buffer does; without arguments into steps of four, dynamic micro-batches."""
-    from types import SimpleNamespace
-
     from slime.batching.schedule import split_train_data_by_dp
     from tests.unit.megatron.megatron_helpers import random_tokens
 
@@ -53,6 +79,8 @@ def shards(data_ranks: int, args=None) -> list[dict]:
         "rollout_mask_sums": [sum(m) for m in masks],
         "rollout_log_probs": [(-4 * torch.rand(n, generator=generator)).tolist() for n in RESPONSES],
     }
+    if args is not None and args.rollout_top_p != 1.0:
+        train_data |= kept_tokens()
     if args is None:
         args = SimpleNamespace(
             global_batch_size=4, micro_batch_size=1, balance_data=False, balance_by_flops=False,

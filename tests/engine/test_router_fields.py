@@ -12,7 +12,12 @@ import pytest
 
 from slime.ray.router import Router
 
-BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 1}, "return_routed_experts": True}
+CUSTOM = {"return_top_p_token_ids": True}
+BODY = {
+    "input_ids": [1, 2],
+    "sampling_params": {"max_new_tokens": 1, "custom_params": CUSTOM},
+    "return_routed_experts": True,
+}
 
 
 class FakeEngine(BaseHTTPRequestHandler):
@@ -49,11 +54,13 @@ def engine():
     server.shutdown()
 
 
-@pytest.mark.parametrize("replays", [True, False], ids=["pass-through", "sglang-router"])
-def test_the_field_of_routing_replay_reaches_the_engine_through_our_router_only(engine, tmp_path, replays):
+@pytest.mark.parametrize(
+    ("replays", "top_p"), [(True, 1.0), (False, 0.9), (False, 1.0)], ids=["pass-through", "top-p", "sglang-router"]
+)
+def test_the_fields_of_replays_reach_the_engine_through_our_router_only(engine, tmp_path, replays, top_p):
     args = SimpleNamespace(
         run_dir=str(tmp_path), router_given={}, router_policy="round_robin", router_log_level="warn",
-        sglang_router_request_timeout_secs=30, use_rollout_routing_replay=replays,
+        sglang_router_request_timeout_secs=30, use_rollout_routing_replay=replays, rollout_top_p=top_p,
     )  # fmt: skip
     router = Router(args, "127.0.0.1")
     try:
@@ -64,4 +71,6 @@ def test_the_field_of_routing_replay_reaches_the_engine_through_our_router_only(
         router.stop()
     (received,) = FakeEngine.received
     assert received["input_ids"] == BODY["input_ids"]
-    assert ("return_routed_experts" in received) is replays
+    passes = replays or top_p < 1
+    assert ("return_routed_experts" in received) is passes
+    assert (received["sampling_params"].get("custom_params") == CUSTOM) is passes

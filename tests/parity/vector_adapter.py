@@ -141,7 +141,7 @@ def logprob_entropy(i):
     keep = None
     if i["keep_ids"] is not None:
         ids = torch.tensor(i["keep_ids"])
-        keep = logprobs.keep_mask(ids, torch.tensor([0, len(ids)]), logits.shape[1])
+        keep = logprobs.KeptTokens.join([ids], [torch.tensor([0, len(ids)])])
     log_probs, entropy = logprobs.log_probs_and_entropy(
         logits, torch.tensor([i["target"]]), i["temperature"], with_entropy=True, keep=keep
     )

@@ -60,6 +60,8 @@ class ForwardPasses:
 
 def can_reuse_forward(args, num_steps: int) -> bool:
     """Return whether the old log-probs equal those of the training forward, so that no pass is needed for them."""
+    from slime.backends.megatron_utils.loss import step_sums_function
+
     return (
         num_steps == 1
         and args.loss_type == "policy_loss"
@@ -68,4 +70,5 @@ def can_reuse_forward(args, num_steps: int) -> bool:
         and not (args.keep_old_actor or args.use_opd or args.custom_advantage_function_path or args.use_rollout_entropy)
         and args.advantage_estimator != "gspo"
         and (not args.use_routing_replay or args.use_rollout_routing_replay)
+        and step_sums_function(args) is None
     )

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 import torch
 
-from slime.algorithms.logprobs import keep_mask, log_probs_and_entropy
+from slime.algorithms.logprobs import KeptTokens, log_probs_and_entropy
 from slime.backends.megatron_utils.context_parallel import whole_responses
 from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
 from slime.backends.megatron_utils.expert_routing import ExpertRouting
@@ -47,7 +47,7 @@ def response_log_probs(
         chunk_size=args.log_probs_chunk_size,
         with_entropy=with_entropy,
         entropy_grad=entropy_grad,
-        keep=_kept(args, batch, data, logits.shape[1], start) if replay else None,
+        keep=_kept(args, batch, data) if replay else None,
         vocab_start=start,
         reduce_max=reduce_max,
         reduce_sum=reduce_sum,
@@ -65,17 +65,16 @@ def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch
     return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool), torch.finfo(logits.dtype).min)
 
 
-def _kept(args, batch: MicroBatch, data: dict, vocab: int, start: int) -> torch.Tensor | None:
-    if args.rollout_top_p == 1.0:
+def _kept(args, batch: MicroBatch, data: dict) -> KeptTokens | None:
+    if args.rollout_top_p == 1.0 or not batch.indices:
         return None
     for key in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets"):
         if key not in data:
             raise ValueError(
                 f"--rollout-top-p {args.rollout_top_p} trains on the sampler's kept tokens, but {key} is missing"
             )
-    columns = (batch.column(data, "rollout_top_p_token_ids"), batch.column(data, "rollout_top_p_token_offsets"))
-    masks = [keep_mask(ids, offsets, vocab, start) for ids, offsets in zip(*columns, strict=True)]
-    return torch.cat(masks) if batch.own is None else torch.cat(masks)[batch.own]
+    ids, offsets = (batch.column(data, f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
+    return KeptTokens.join(ids, offsets, batch.own)
 
 
 def _tensor_rank_reductions():

@@ -20,7 +20,11 @@ from slime.algorithms.value_loss import value_loss
 from slime.backends.megatron_utils.context_parallel import whole_responses
 from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import response_log_probs
+from slime.utils import device
 from slime.utils.misc import load_function
+
+STEP_SUMS = "tis_step_sums"
+"""Key of what `add_step_sums` leaves in the data for the micro-batches of the step."""
 
 
 @dataclass
@@ -126,6 +130,7 @@ def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reduc
         )
         corrected, masks = pg_tokens * weights, None
     else:
+        of_step = {"step_sums": data[STEP_SUMS]} if STEP_SUMS in data else {}
         corrected, masks, measured = load_function(args.custom_tis_function_path)(
             args=args,
             pg_loss=pg_tokens,
@@ -134,9 +139,35 @@ def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reduc
             loss_masks=batch.column(data, "loss_masks"),
             total_lengths=list(batch.total_lengths),
             response_lengths=list(batch.response_lengths),
+            **of_step,
         )
     metrics.update({name: reducer(value) for name, value in measured.items()})
     return (corrected, masks) if args.use_tis else (pg_tokens, None)
+
+
+def step_sums_function(args):
+    """Return what the TIS function wants summed over each optimizer step (`off_policy_hooks`), or None."""
+    if args.custom_tis_function_path is None or not (args.use_tis or args.get_mismatch_metrics):
+        return None
+    make = vars(load_function(args.custom_tis_function_path)).get("step_sums")
+    return None if make is None else make(args)
+
+
+def add_step_sums(args, batches: list[MicroBatch], data: dict) -> None:
+    """Sum what the TIS function wants over the samples of a step; all data ranks of the last stage call it."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    function = step_sums_function(args)
+    if function is None:
+        return
+    columns = [
+        [row for batch in batches for row in batch.column(data, name)]
+        for name in ("log_probs", "rollout_log_probs", "loss_masks")
+    ]
+    sums = torch.tensor(function(*columns), dtype=torch.float64, device=device.device())
+    dist.all_reduce(sums, group=mpu.get_data_parallel_group())
+    data[STEP_SUMS] = tuple(sums.tolist())
 
 
 def _kl_to_reference(args, batch, data, log_probs, old_rows) -> torch.Tensor:

@@ -64,6 +64,8 @@ class StepRunner:
         hook = self.args.custom_megatron_before_train_step_hook_path
         if hook is not None:
             load_function(hook)(self.args, rollout_id, step_id, self.model, self.optimizer, self.scheduler)
+        if self.role == "actor" and self.args.loss_type == "policy_loss" and is_last_stage(self.model):
+            losses.add_step_sums(self.args, batches, data)
         biases = [bias.clone() for bias in self._expert_biases]
         with self._timers("forward_backward"):
             results = self._forward_backward(batches, data, global_batch_size)

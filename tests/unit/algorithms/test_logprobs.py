@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.algorithms.logprobs import flat_targets, keep_mask, log_probs_and_entropy
+from slime.algorithms.logprobs import KeptTokens, flat_targets, log_probs_and_entropy
+
+
+def record_of(keep: torch.Tensor) -> KeptTokens:
+    """The record of a keep mask [T, V]; it says nothing of rows that keep nothing."""
+    return KeptTokens.join([keep.nonzero()[:, 1].int()], [torch.tensor([0, *keep.sum(1).cumsum(0).tolist()])])
 
 
 def reference(logits, targets, temperature=1.0, keep=None):
     z = logits / temperature
     entropy = torch.distributions.Categorical(logits=z).entropy()
     if keep is not None:
+        keep = keep | ~keep.any(1, keepdim=True)
         kept = keep.scatter(1, targets[:, None], True)
         z = z.masked_fill(~kept, float("-inf"))
     return torch.log_softmax(z, dim=-1).gather(1, targets[:, None])[:, 0], entropy
@@ -20,7 +26,9 @@ def reference(logits, targets, temperature=1.0, keep=None):
 @pytest.fixture
 def batch():
     torch.manual_seed(0)
-    return torch.randn(7, 11, dtype=torch.float64) * 3, torch.randint(0, 11, (7,)), torch.rand(7, 11) < 0.4
+    keep = torch.rand(7, 11) < 0.4
+    keep[3] = False
+    return torch.randn(7, 11, dtype=torch.float64) * 3, torch.randint(0, 11, (7,)), keep
 
 
 @pytest.mark.parametrize("chunk_size", [-1, 1, 3, 100])
@@ -33,7 +41,8 @@ def test_values_and_gradients_equal_plain_autograd(batch, chunk_size, use_keep):
     for function in (reference, log_probs_and_entropy):
         z = logits.clone().requires_grad_()
         kwargs = {} if function is reference else {"chunk_size": chunk_size, "with_entropy": True, "entropy_grad": True}
-        log_probs, entropy = function(z, targets, 0.7, keep=keep, **kwargs)
+        kept = keep if function is reference or keep is None else record_of(keep)
+        log_probs, entropy = function(z, targets, 0.7, keep=kept, **kwargs)
         (log_probs @ weights + entropy @ weights.flip(0)).backward()
         results.append((log_probs.detach(), entropy.detach(), z.grad))
     for ours, theirs in zip(results[1], results[0], strict=True):
@@ -63,7 +72,7 @@ def test_two_vocabulary_shards_equal_one(batch):
         def work(rank, start, end):
             z = logits[:, start:end].clone().requires_grad_()
             log_probs, entropy = log_probs_and_entropy(
-                z, targets, with_entropy=True, entropy_grad=True, keep=keep[:, start:end], vocab_start=start,
+                z, targets, with_entropy=True, entropy_grad=True, keep=record_of(keep), vocab_start=start,
                 reduce_max=collective(rank, torch.maximum), reduce_sum=collective(rank, torch.add),
             )  # fmt: skip
             (log_probs @ weights + entropy @ weights).backward()
@@ -78,7 +87,7 @@ def test_two_vocabulary_shards_equal_one(batch):
 
     shards = run_shards()
     z = logits.clone().requires_grad_()
-    log_probs, entropy = log_probs_and_entropy(z, targets, with_entropy=True, entropy_grad=True, keep=keep)
+    log_probs, entropy = log_probs_and_entropy(z, targets, with_entropy=True, entropy_grad=True, keep=record_of(keep))
     (log_probs @ weights + entropy @ weights).backward()
     for rank in (0, 1):
         torch.testing.assert_close(shards[rank][0], log_probs.detach())
@@ -123,11 +132,18 @@ def test_fb_l18_temperature_divides_logits_and_zero_is_refused():
         log_probs_and_entropy(torch.zeros(1, 2), torch.tensor([0]), 0.0)
 
 
-def test_keep_mask_of_a_shard_and_of_a_row_without_record():
-    mask = keep_mask(torch.tensor([1, 4, 5]), torch.tensor([0, 3, 3]), vocab=3, vocab_start=3)
-    assert mask.tolist() == [[False, True, True], [True, True, True]]
+def test_kept_tokens_of_a_shard_of_a_row_without_record_and_of_chosen_rows():
+    ids, offsets = [torch.tensor([1, 4, 5]), torch.tensor([3])], [torch.tensor([0, 3, 3]), torch.tensor([0, 1])]
+    kept = KeptTokens.join(ids, offsets)
+    first, free, second = [False, True, True], [True, True, True], [True, False, False]
+    assert kept.mask(slice(0, 3), vocab=3, vocab_start=3).tolist() == [first, free, second]
+    assert kept.mask(slice(2, 9), vocab=3, vocab_start=3).tolist() == [second]
+    some = KeptTokens.join(ids, offsets, rows=torch.tensor([2, 1, 0]))
+    assert some.mask(slice(0, 3), vocab=3, vocab_start=3).tolist() == [second, free, first]
+    none = KeptTokens.join(ids, offsets, rows=torch.tensor([], dtype=torch.long))
+    assert none.mask(slice(0, 1), vocab=3).shape == (0, 3)
     with pytest.raises(ValueError, match="offsets"):
-        keep_mask(torch.tensor([1]), torch.tensor([0, 2]), vocab=3)
+        KeptTokens.join([torch.tensor([1])], [torch.tensor([0, 2])])
 
 
 def test_flat_targets_shift_inside_each_sample():

@@ -233,6 +233,21 @@ def test_opd_without_teacher_or_of_other_length_is_refused():
         apply_opd([row], [row], [row[:1]], 1.0)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_mis_batch_normalisation_of_parts_is_that_of_the_whole(level):
+    generator = torch.Generator().manual_seed(0)
+    columns = [[torch.randn(n, generator=generator) for n in (3, 5, 1, 7)] for _ in range(2)]
+    columns.append([torch.tensor(m) for m in ([1, 0, 1], [1] * 5, [0], [1] * 7)])
+    config = mis.MisConfig(tis_level=level, tis_upper_bound=50.0, tis_batch_normalize=True)
+    parts = [[column[part] for column in columns] for part in (slice(0, 1), slice(1, 3), slice(3, 4))]
+    sums = [sum(values) for values in zip(*(mis.weight_sums(*part, config) for part in parts), strict=True)]
+    whole = torch.cat(mis.compute_mis(*columns, config).weights)
+    cut = torch.cat([row for part in parts for row in mis.compute_mis(*part, config, sums).weights])
+    torch.testing.assert_close(cut, whole)
+    alone = torch.cat([row for part in parts for row in mis.compute_mis(*part, config).weights])
+    assert (alone - whole).abs().max() > 0.1
+
+
 def test_mis_options_are_checked_and_masked_tokens_weigh_zero():
     for bad in ({"tis_level": "word"}, {"tis_mode": "cut"}, {"tis_level": "geometric", "tis_batch_normalize": True}):
         with pytest.raises(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from slime.batching.convert import convert_samples_to_train_data
 from slime.utils.types import Sample
@@ -17,7 +18,7 @@ def make_args(**changes):
         rollout_top_p=1.0, use_rollout_routing_replay=False, num_layers=2, num_experts=4,
         moe_router_topk=2, moe_layer_freq=1,
         check_samples=True, model_arch={"vocab_size": 100}, use_rollout_logprobs=False, use_tis=False,
-        lora_adapters=["actor"],
+        lora_adapters=["actor"], loss_type="policy_loss",
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -38,6 +39,20 @@ def test_samples_name_their_adapter_when_several_are_trained():
     samples[2].metadata = {}
     with pytest.raises(ValueError, match=r"sample 2 has to name its adapter in metadata\['lora'\], one of a, b"):
         convert_samples_to_train_data(make_args(lora_adapters=["a", "b"]), samples)
+
+
+def test_kept_tokens_travel_and_only_untrained_samples_may_lack_them():
+    kept = dict(rollout_top_p_token_ids=torch.tensor([4, 9, 4]), rollout_top_p_token_offsets=torch.tensor([0, 2, 3]))
+    samples = [make_sample(0, **kept), make_sample(1, remove_sample=True)]
+    data = convert_samples_to_train_data(make_args(rollout_top_p=0.9), samples)
+    assert data["rollout_top_p_token_ids"][0].tolist() == [4, 9, 4] and data["rollout_top_p_token_ids"][1] == []
+    assert data["rollout_top_p_token_offsets"][1] == [0, 0, 0]
+    samples[1].remove_sample = False
+    with pytest.raises(ValueError, match="--rollout-top-p is not 1: sample 1 has no rollout_top_p_token_ids"):
+        convert_samples_to_train_data(make_args(rollout_top_p=0.9), samples)
+    assert "rollout_top_p_token_ids" not in convert_samples_to_train_data(
+        make_args(rollout_top_p=0.9, loss_type="sft_loss"), samples
+    )
 
 
 def test_missing_masks_and_ids_are_filled():

@@ -116,6 +116,7 @@ def test_fb_l19_ppo_on_samples_of_earlier_weights_says_whose_log_probs_are_the_o
         ("--use-opd --opd-type megatron --opd-teacher-load nowhere", "--opd-teacher-load .*nowhere: no such folder"),
         ("--use-opd --opd-type megatron --opd-teacher-load .", "neither a Hugging Face folder nor a Megatron"),
         ("--use-opd --opd-type sglang --opd-teacher-load .", "--opd-type sglang the log-probs come with the samples"),
+        ("--use-opd --opd-type sglang --rollout-top-p 0.9", "--rollout-top-p 0.9 with --opd-type sglang"),
         ("--opd-teacher-load .", "there is no teacher without --use-opd"),
     ],
 )

@@ -144,7 +144,6 @@ class TestUnbuilt:
         "words",
         [
             "--use-routing-replay",
-            "--rollout-top-p 0.9",
             "--update-weight-transport disk",
             "--update-weight-mode delta",
             "--release-train",
@@ -175,7 +174,7 @@ class TestUnbuilt:
         [
             "--no-offload-train",
             "--no-offload-rollout",
-            "--rollout-top-p 1.0",
+            "--rollout-top-p 0.9",
             "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --context-parallel-size 1",
             "--update-weight-transport nccl --update-weight-mode full",
             "--rollout-num-gpus-per-engine 1",

@@ -19,7 +19,7 @@ def draws(log_probs: torch.Tensor, count: int, **filters) -> torch.Tensor:
         name: np.full(count, filters.get(name, default), dtype=dtype)
         for name, default, dtype in (("top_p", 1.0, np.float32), ("top_k", 0, np.int64), ("min_p", 0.0, np.float32))
     }
-    return sampler.draw_filtered(rows, numbers, **columns)
+    return sampler.draw_among(*sampler.candidates(rows, **columns), numbers)
 
 
 def test_uniform_numbers_are_uniform_independent_and_below_one():
