@@ -1,58 +1,40 @@
 """The `ifbench` reward type: are all verifiable instructions of a prompt followed?
 
-The checks are AllenAI's (IFBench, module `evaluation_lib`), which the user puts on the Python path; nothing is
-downloaded here. The row's metadata holds instruction_id_list, kwargs, prompt_text and record_id.
+The row's metadata holds `instruction_id_list` and `kwargs`; the checks are ours (`instructions`), for the ids of IFEval and
+IFBench. Strict: every instruction, on the response as it is.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
 from typing import Any
 
-CHECKER_MODULE = "evaluation_lib"
+from slime.rollout.rm_hub.instructions import follows
 
 
 def compute_ifbench_reward(response: str | None, label, metadata: dict | None) -> float:
-    """Return 1.0 when the strict checker finds every instruction followed, else 0.0 (also without instructions).
+    """Return 1.0 when every instruction is followed, else 0.0 (also without response or instructions).
 
     Raises:
-        ValueError: the checker cannot be imported.
+        ValueError: an instruction is unknown or its arguments do not fit.
     """
-    example = example_fields(label, metadata or {})
-    if response is None or not example["instruction_id_list"]:
+    instructions = instructions_of(metadata or {})
+    if response is None or not instructions:
         return 0.0
-    checker = load_checker()
-    result = checker.test_instruction_following_strict(
-        checker.InputExample(**example), {example["prompt"]: str(response)}
-    )
-    return float(bool(result.follow_all_instructions))
+    return float(all(follows(str(response), name, arguments) for name, arguments in instructions))
 
 
-def load_checker():
-    """Return IFBench's evaluation module."""
-    try:
-        return importlib.import_module(CHECKER_MODULE)
-    except ImportError as error:
-        raise ValueError(
-            "--rm-type ifbench needs AllenAI's IFBench checker: get the IFBench repository, install its requirements and "
-            f"put its folder on PYTHONPATH (importing {CHECKER_MODULE!r} failed: {error})"
-        ) from error
+def instructions_of(metadata: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the clean instruction ids, each with its arguments.
 
-
-def example_fields(label, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the checker's input: clean instruction ids and exactly one dict of arguments for each.
-
-    >>> example_fields(None, {"instruction_id_list": ["a", "", 3], "kwargs": [{"n": 2, "m": None}], "record_id": "7"})
-    {'key': 7, 'instruction_id_list': ['a'], 'prompt': '', 'kwargs': [{'n': 2}]}
+    >>> instructions_of({"instruction_id_list": ["a", "", 3, "b"], "kwargs": [{"n": 2, "m": None}]})
+    [('a', {'n': 2}), ('b', {'n': 2})]
     """
     ids = [item.strip() for item in metadata.get("instruction_id_list") or [] if isinstance(item, str) and item.strip()]
-    return {
-        "key": _integer(metadata.get("record_id")),
-        "instruction_id_list": ids,
-        "prompt": str(metadata.get("prompt_text") or ""),
-        "kwargs": _arguments(metadata.get("kwargs"), len(ids)),
-    }
+    arguments = _arguments(metadata.get("kwargs"), len(ids))
+    prompt = metadata.get("prompt_text")
+    if prompt:
+        arguments = [{"prompt_to_repeat": str(prompt), **given} for given in arguments]
+    return list(zip(ids, arguments, strict=True))
 
 
 def _arguments(kwargs: Any, count: int) -> list[dict[str, Any]]:
@@ -60,8 +42,3 @@ def _arguments(kwargs: Any, count: int) -> list[dict[str, Any]]:
     given = [kwargs] if isinstance(kwargs, dict) else list(kwargs or [])
     clean = [{k: v for k, v in (item or {}).items() if v is not None} for item in given] or [{}]
     return [dict(clean[min(position, len(clean) - 1)]) for position in range(count)]
-
-
-def _integer(value: Any) -> int:
-    text = str(value).strip()
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else 0
