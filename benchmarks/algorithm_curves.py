@@ -37,6 +37,10 @@ VARIANTS = {
     "rloo": "--advantage-estimator rloo",
     "gspo": "--advantage-estimator gspo --eps-clip 0.01 --eps-clip-high 0.02",
     "cispo": "--advantage-estimator cispo --eps-clip 1.0 --eps-clip-high 4.0",
+    "ppo": (
+        "--advantage-estimator ppo --normalize-advantages --num-critic-only-steps 5 "
+        "--megatron-config-path benchmarks/ppo_critic.yaml"
+    ),
     "reinforce_plus_plus": "--advantage-estimator reinforce_plus_plus --normalize-advantages",
     "reinforce_plus_plus_baseline": "--advantage-estimator reinforce_plus_plus_baseline --normalize-advantages",
 }

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from slime.config.checkpoint_paths import megatron_folder
 from slime.config.model_shape import is_hf_folder
 
+TEACHER_ON_ENGINE = "slime.rollout.on_policy_distillation"
+
 
 def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
     """What stands against the distillation that was asked for."""
@@ -19,16 +21,28 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         return
     if args.opd_type is None:
         yield "--use-opd needs --opd-type: sglang (log-probs come with the samples) or megatron (--opd-teacher-load)"
-    elif args.opd_type == "sglang" and args.rollout_top_p != 1.0:
-        yield (
-            f"--rollout-top-p {args.rollout_top_p} with --opd-type sglang: the trainer's log-probs are among the kept tokens, an "
-            "engine's of the teacher are not, so their difference means nothing; --opd-type megatron restricts both"
-        )
     elif args.opd_type == "sglang" and teacher is not None:
         yield f"--opd-teacher-load {teacher}: with --opd-type sglang the log-probs come with the samples"
+    elif args.opd_type == "sglang":
+        yield from _scored_by_an_engine(args)
     elif args.opd_type == "megatron" and teacher is None:
         yield "--opd-type megatron needs --opd-teacher-load"
     elif args.opd_type == "megatron" and not os.path.exists(teacher):
         yield f"--opd-teacher-load {teacher}: no such folder"
     elif args.opd_type == "megatron" and not is_hf_folder(teacher) and megatron_folder(teacher, step) is None:
         yield f"--opd-teacher-load {teacher}: neither a Hugging Face folder nor a Megatron checkpoint"
+
+
+def _scored_by_an_engine(args: argparse.Namespace) -> Iterator[str]:
+    """An engine scores given tokens at temperature 1 over the whole vocabulary; student and teacher have to be alike."""
+    if not (args.custom_rm_path or "").startswith(TEACHER_ON_ENGINE):
+        return
+    for flag, value in (
+        ("--rollout-temperature", args.rollout_temperature),
+        ("--rollout-top-p", args.rollout_top_p),
+    ):
+        if value != 1:
+            yield (
+                f"{flag} {value} with --opd-type sglang: the teacher's engine scores tokens at temperature 1 and among all tokens, "
+                "the student's log-probs would be others even if it equalled the teacher; --opd-type megatron treats both alike"
+            )

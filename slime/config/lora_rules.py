@@ -160,9 +160,5 @@ def _against_several(args: argparse.Namespace) -> Iterator[str]:
         yield f"{shown} needs --lora-sync adapter: one model cannot hold several merged ones"
     if args.save_hf:
         yield f"{shown} cannot be used with --save-hf, which merges; checkpoints hold each adapter in PEFT's format"
-    if args.share_prompts:
-        yield f"{shown} cannot be used with --share-prompts: a prompt would have to be read by each adapter"
-    if args.context_parallel_size > 1:
-        yield f"{shown} cannot be used with --context-parallel-size {args.context_parallel_size}"
     if args.recompute_granularity == "selective" and args.pipeline_model_parallel_size > 1:
         yield f"{shown} with pipeline stages needs --recompute-granularity full, or none"

@@ -69,7 +69,7 @@ UNBUILT: dict[str, Unbuilt] = {
 }
 
 #: Values of unbuilt flags that mean "off" though they are not the default.
-OFF_VALUES: dict[str, tuple] = {"expert_tensor_parallel_size": (1,), "rope_type": ("rope",)}
+OFF_VALUES: dict[str, tuple] = {"rope_type": ("rope",)}
 
 NOOP: dict[str, str] = {
     "http_proxy": "nothing reads it",

@@ -10,6 +10,8 @@ import gc
 import socket
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from slime.observability.progress import Progress
 
@@ -104,12 +106,8 @@ class TrainActor:
             if not self._publisher.clients:
                 self._actor.help_export()
                 return {}
-            weights = self._actor.export_weights()
-            try:
+            with _walked_to_the_end(self._actor.export_weights()) as weights:
                 stats = self._publisher.update(weights, str(version))
-            finally:
-                for _ in weights:  # after a failure too: other ranks take part to the end
-                    pass
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
@@ -131,10 +129,10 @@ class TrainActor:
             sender = AdapterSender(
                 self._actor.adapter_config(), self._host, args.rollout_num_gpus_per_engine, f"{args.run_dir}/adapters"
             )
-            base = self._actor.export_base() if sends_base else None
-            stats = self._publisher.update(
-                base, str(version), finish=lambda client: sender.send(client, adapters, str(version))
-            )
+            with _walked_to_the_end(self._actor.export_base() if sends_base else None) as base:
+                stats = self._publisher.update(
+                    base, str(version), finish=lambda client: sender.send(client, adapters, str(version))
+                )
             if args.check_weight_update_equal:
                 check_adapters(self._publisher.clients, adapters)
         self._engines_have_base = True
@@ -199,6 +197,16 @@ class TrainActor:
 
     def save_hf(self, directory: str) -> None:
         self._actor.save_hf(directory)
+
+
+@contextmanager
+def _walked_to_the_end(export: Iterator | None) -> Iterator[Iterator | None]:
+    """Walk what is left of an export, after a failure too: other ranks take part in it to the end."""
+    try:
+        yield export
+    finally:
+        for _ in export or ():
+            pass
 
 
 def engines_of_rank(rank: int, urls: list[str], num_shared: int, per_engine: int) -> tuple[list[str], list[str]]:

@@ -15,7 +15,11 @@ LAYOUTS = {
     "expert_parallel": dict(expert_model_parallel_size=2),
     "tensor_and_expert_parallel": dict(expert_model_parallel_size=2, expert_tensor_parallel_size=1, **SEQUENCE),
     "expert_tensor_parallel": dict(expert_tensor_parallel_size=2, **SEQUENCE),
+    "expert_tensor_parallel_alone": dict(expert_tensor_parallel_size=2),
     "pipeline_parallel": dict(pipeline_model_parallel_size=2),
+    "virtual_pipeline_parallel": dict(pipeline_model_parallel_size=2, virtual_pipeline_model_parallel_size=2),
+    "context_parallel": dict(context_parallel_size=2),
+    "context_and_expert_parallel": dict(context_parallel_size=2, expert_model_parallel_size=2),
 }
 
 

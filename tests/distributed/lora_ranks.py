@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.distributed.layout_cases import CP, TP
+from tests.distributed.layout_cases import CP, TP, VPP
 from tests.distributed.train_ranks import new_actor
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -62,6 +62,7 @@ def two_ranks(rank, size, port, folder) -> dict:
         "tensor": train(*where, save=f"{folder}/../iter_0000000", **TP),
         "sequence": train(*where, **SEQUENCE),
         "pipeline_recompute": train(*where, **PIPELINE, **WHOLE_LAYERS),
+        "virtual_pipeline": train(*where, **VPP),
         "experts": train_experts(*where, expert_model_parallel_size=2),
         "two_data": train(*where, **two),
         "two_sequence": train(*where, **two, **SEQUENCE),

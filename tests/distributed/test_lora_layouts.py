@@ -9,7 +9,7 @@ from slime.utils.tiny_model import make_tiny_model
 from tests.distributed.launch import run_ranks
 
 RANKS = "tests.distributed.lora_ranks"
-LAYOUTS = ("data", "tensor", "sequence", "pipeline_recompute")
+LAYOUTS = ("data", "tensor", "sequence", "pipeline_recompute", "virtual_pipeline")
 OF_TWO = ("two_data", "two_sequence", "two_context", "two_pipeline_recompute")
 
 
@@ -17,7 +17,7 @@ OF_TWO = ("two_data", "two_sequence", "two_context", "two_pipeline_recompute")
 def runs(tmp_path_factory):
     """(results of the two ranks, results of one rank), by scenario; two launches for all tests."""
     folder = tmp_path_factory.mktemp("lora")
-    make_tiny_model(folder / "model", init_std=0.1)
+    make_tiny_model(folder / "model", init_std=0.1, layers=4)
     for ranks in ("one", "two"):
         make_tiny_model(folder / ranks / "model", arch="qwen3_moe", init_std=0.1)
     two = run_ranks(RANKS, "two_ranks", 2, folder / "two")

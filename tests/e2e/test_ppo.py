@@ -71,6 +71,38 @@ def test_fb_o07_killed_and_continued_ppo_ends_with_the_same_bits_and_critic_and_
     assert all((trained[name] == again[name]).all() for name in trained)
 
 
+COMMON = (
+    "--rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --num-rollout 3 --sglang-context-length 64 "
+    "--lr 1e-3 --custom-rm-path tests.e2e.hooks.first_token_is_even --advantage-estimator ppo --kl-coef 0.01 --gamma 0.9 "
+    "--num-critic-only-steps 1 --use-dynamic-batch-size --max-tokens-per-gpu 128 --check-weight-update-equal"
+).split()
+LAYOUTS = {
+    "tensor": "--rollout-num-gpus 1 --tensor-model-parallel-size 2 --sequence-parallel",
+    "pipeline, critic on slots of its own": "--colocate --pipeline-model-parallel-size 2 --critic-slots own",
+}
+
+
+@pytest.mark.slow
+def test_critic_on_two_slots_learns_like_on_one(train, tmp_path):
+    """Tensor parallel beside the actor, pipeline parallel on slots of its own: same values, same steps of both."""
+    (tmp_path / "roles.yaml").write_text(CRITIC_FILE)
+    common = (*COMMON, "--megatron-config-path", tmp_path / "roles.yaml")
+    one = train(*common, "--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1, name="one")
+    for name, flags in LAYOUTS.items():
+        run = train(*common, "--actor-num-gpus-per-node", 2, *flags.split(), name=name.split(",")[0])
+        for metric, count in {
+            "train/critic-value_loss": 3,
+            "train/critic-grad_norm": 3,
+            "train/pg_loss": 2,
+            "train/grad_norm": 2,
+            "rollout/values": 3,
+            "rollout/returns": 3,
+        }.items():
+            expected = one.series(metric)
+            assert len(expected) == count, metric
+            assert run.series(metric) == pytest.approx(expected, abs=2e-5, rel=5e-4), (name, metric)
+
+
 def test_look_ahead_ppo_keeps_the_policy_that_generated_each_round(train):
     """With the critic on slots of its own. Old log-probs equal the engine's, though the weights had moved on by then."""
     flags = (*SMALL, "--num-rollout", 4, "--lr", 1e-2, "--advantage-estimator", "ppo", "--async-buffer-size", 2)

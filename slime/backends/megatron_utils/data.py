@@ -6,7 +6,7 @@ response token n, so a log-prob list always splits by `response_lengths`. Letter
 
 Example: tokens [5, 6, 7, 8] with a response of 2 -> rows [1, 2], targets [7, 8].
 
-With shared prompts (`--share-prompts`) samples of one micro-batch with equal prompt ids hold the prompt once, and last
+With shared prompts (`--share-prompts`) samples of one micro-batch and adapter with equal prompt ids hold the prompt once, and last
 response tokens, which predict nothing, are not read: [5, 6, 7, 8] and [5, 6, 9, 3] -> stream [5, 6, 7, 9].
 """
 
@@ -72,12 +72,15 @@ def pack(
     indices: Sequence[int],
     multiple: int,
     where: torch.device,
-    share_prompts: bool = False,
+    sharers: Sequence[int] | None = None,
     skipped: Sequence[int] = (),
     part: Zigzag | None = None,
 ) -> MicroBatch:
     """Lay samples, or this rank's `part` of each, end to end; pad the stream with token 0 to a multiple of `multiple`, as
     a sequence of its own.
+
+    Args:
+        sharers: one number per sample; those of one number share equal prompts. None: every sample has its own.
 
     Raises: ValueError for a sample whose response leaves no prompt token.
     """
@@ -94,8 +97,9 @@ def pack(
         stream, positions, packed, rows, own = laid.tokens, laid.positions, laid.packed, laid.rows, laid.own
         targets = targets[own]
     else:
-        lay = _shared_stream if share_prompts else _end_to_end
-        stream, positions, packed, rows = lay(tokens, lengths, list(response_lengths), multiple, where)
+        sizes = (lengths, list(response_lengths), multiple, where)
+        laid = _end_to_end(tokens, *sizes) if sharers is None else _shared_stream(tokens, sharers, *sizes)
+        stream, positions, packed, rows = laid
     return MicroBatch(
         indices=tuple(indices),
         tokens=stream[None].to(where),
@@ -122,14 +126,14 @@ def _end_to_end(tokens, lengths: list[int], responses: list[int], multiple: int,
     return stream, positions, PackedBatchParams.from_lengths(size.tolist(), where), rows
 
 
-def _shared_stream(tokens, lengths: list[int], responses: list[int], multiple: int, where: torch.device):
-    """The same with every distinct prompt once and without last response tokens."""
+def _shared_stream(tokens, sharers, lengths: list[int], responses: list[int], multiple: int, where: torch.device):
+    """The same with every distinct prompt of a sharer once and without last response tokens."""
     parts, positions, rows, size = [], [], [], 0
-    starts: dict[bytes, int] = {}
+    starts: dict[tuple[int, bytes], int] = {}
     shared = SharedPrompts([], [], [])
-    for ids, length, response in zip(tokens, lengths, responses, strict=True):
+    for ids, sharer, length, response in zip(tokens, sharers, lengths, responses, strict=True):
         prompt, own = length - response, max(response - 1, 0)
-        key = ids[:prompt].numpy().tobytes()
+        key = sharer, ids[:prompt].numpy().tobytes()
         if key not in starts:
             starts[key] = size
             parts.append(ids[:prompt])
@@ -197,19 +201,13 @@ class ShardBatches:
         if (kept, skipped) not in self._made:
             tokens = [self.data["tokens"][i] for i in kept]
             responses = [self.data["response_lengths"][i] for i in kept]
-            self._made[kept, skipped] = pack(
-                tokens, responses, kept, self.multiple, self.where, self.share_prompts, skipped, self.part
-            )
-            if "adapters" in self.data:
-                batch = self._made[kept, skipped]
-                batch.packed.adapter_of_token = self._adapter_of_token(batch)
+            adapters = [self.data["adapters"][i] for i in kept] if "adapters" in self.data else None
+            sharers = (adapters or [0] * len(kept)) if self.share_prompts else None
+            batch = pack(tokens, responses, kept, self.multiple, self.where, sharers, skipped, self.part)
+            if adapters is not None:
+                batch.packed.adapter_of_token = _adapter_of_token(batch, adapters).to(self.where)
+            self._made[kept, skipped] = batch
         return self._made[kept, skipped]
-
-    def _adapter_of_token(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the number of each token's adapter, [T]; padding goes to the first."""
-        lengths = torch.tensor(batch.packed.lengths)  # in this stream, the padding's last
-        numbers = torch.tensor([*batch.column(self.data, "adapters"), 0])[: len(lengths)]
-        return numbers.repeat_interleave(lengths).to(self.where)
 
     def steps(self, idle: AbstractSet[int] = frozenset()) -> list[list[MicroBatch]]:
         """Return the micro-batches of each optimizer step, in order; `idle` as in `make`."""
@@ -222,6 +220,19 @@ class ShardBatches:
     def all(self) -> list[MicroBatch]:
         """Return the micro-batches of all steps."""
         return [batch for step in self.steps() for batch in step]
+
+
+def _adapter_of_token(batch: MicroBatch, adapters: list[int]) -> torch.Tensor:
+    """Return the number of each stream token's adapter, [T]; padding goes to the first."""
+    lengths, shared = batch.packed.lengths, batch.packed.shared  # in this stream, the padding's last
+    if shared is None:
+        return torch.tensor([*adapters, 0])[: len(lengths)].repeat_interleave(torch.tensor(lengths))
+    numbers = torch.zeros(batch.tokens.shape[1], dtype=torch.int64)
+    places = zip(adapters, lengths, shared.prompt_starts, shared.prompts, shared.own_starts, strict=False)
+    for number, length, start, prompt, own in places:
+        numbers[start : start + prompt] = number
+        numbers[own : own + length - prompt] = number
+    return numbers
 
 
 def to_device(shard: dict, where: torch.device) -> dict:

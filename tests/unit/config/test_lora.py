@@ -60,10 +60,6 @@ def test_folder_gives_what_is_not_said(parse, adapter):
         ("--lora-rank 8 --lora-adapters a a --lora-sync adapter", "a name stands twice"),
         ("--lora-rank 8 --lora-adapters a/b", "--lora-adapters a/b: letters"),
         ("--lora-rank 8 --lora-adapters a b --lora-sync adapter --save-hf out", "cannot be used with --save-hf"),
-        (
-            "--lora-rank 8 --lora-adapters a b --lora-sync adapter --share-prompts",
-            "cannot be used with --share-prompts",
-        ),
         ("--lora-rank 8 --freeze-params-name-list mlp", "--freeze-params-name-list cannot be used with --lora-rank"),
         ("--lora-rank 8 --lora-dropout 0.1 --share-prompts", "--share-prompts cannot be used with dropout"),
         ("--lora-rank 8 --lora-adapter-path nowhere", "--lora-adapter-path nowhere: no adapter_config.json"),

@@ -9,6 +9,7 @@ from slime.config.roles import role_args
 from slime.config.validate import fit_to_async_loop
 
 PPO = ("--advantage-estimator", "ppo", "--num-rollout", "3")
+ENGINE_SCORES = "--use-opd --opd-type sglang --custom-rm-path slime.rollout.on_policy_distillation.reward_func"
 
 
 @pytest.fixture
@@ -116,7 +117,8 @@ def test_fb_l19_ppo_on_samples_of_earlier_weights_says_whose_log_probs_are_the_o
         ("--use-opd --opd-type megatron --opd-teacher-load nowhere", "--opd-teacher-load .*nowhere: no such folder"),
         ("--use-opd --opd-type megatron --opd-teacher-load .", "neither a Hugging Face folder nor a Megatron"),
         ("--use-opd --opd-type sglang --opd-teacher-load .", "--opd-type sglang the log-probs come with the samples"),
-        ("--use-opd --opd-type sglang --rollout-top-p 0.9", "--rollout-top-p 0.9 with --opd-type sglang"),
+        (f"{ENGINE_SCORES} --rollout-top-p 0.9", "--rollout-top-p 0.9 with --opd-type sglang"),
+        (f"{ENGINE_SCORES} --rollout-temperature 0.8", "--rollout-temperature 0.8 with --opd-type sglang"),
         ("--opd-teacher-load .", "there is no teacher without --use-opd"),
     ],
 )

@@ -252,6 +252,19 @@ def test_each_of_two_adapters_gets_its_samples_gradient(model_dir, tmp_path):
         assert_close(together[name], gradients(alone, masked)["actor"])
 
 
+def test_a_shared_prompt_is_read_once_by_each_of_two_adapters(model_dir, tmp_path):
+    folders = {name: peft_folder(tmp_path / name, model_dir, seed=i) for i, name in enumerate("ab")}
+    flags = dict(lora_adapters=("a", "b"), lora_adapter_path=folders, **SGD)
+    shard = make_shard(None, micro_batches=[[0, 1, 2, 3]], adapters=[0, 1, 1, 0])
+    prompt = shard["tokens"][0][:5]
+    shard["tokens"] = [torch.cat([prompt, t[-n:]]) for t, n in zip(shard["tokens"], (4, 6, 3, 8), strict=True)]
+    plain, sharing = (start(lora_args(model_dir, share_prompts=shares, **flags)) for shares in (False, True))
+    expected, found = gradients(plain, shard), gradients(sharing, shard)
+    for name in "ab":
+        assert_close(found[name], expected[name])
+    assert sharing._read_tokens == 2 * 5 + 3 + 5 + 2 + 7 and plain._read_tokens == 4 * 5 + 4 + 6 + 3 + 8
+
+
 def test_experts_have_adapters_of_their_own(tmp_path):
     from transformers import AutoModelForCausalLM
 
