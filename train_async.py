@@ -18,6 +18,8 @@ def train(args) -> None:
         if run.is_eval_only:
             run.evaluate(0)
         rounds, ahead = deque(run.rounds()), deque()
+        if rounds and run.eval_due_before(rounds[0]):
+            run.evaluate(rounds[0])
         while rounds or ahead:
             while rounds and len(ahead) <= args.async_buffer_size:
                 ahead.append(run.begin_generate(rounds.popleft()))

@@ -12,8 +12,9 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from slime.config.paths import absolute_hook
 from slime.config.spec import UserError, UserTypeError
-from slime.config.yaml_file import read_mapping
+from slime.config.yaml_file import interpolated, read_mapping
 
 #: field -> attributes of args that are asked when neither the set nor the defaults have it.
 CHAINS: dict[str, tuple[str, ...]] = {
@@ -83,10 +84,20 @@ class EvalDatasetConfig:
             raise UserError(
                 f"evaluation set {self.name}: min_eval_samples must be above 0, got {self.min_eval_samples}"
             )
+        for name in ("custom_rm_path", "custom_generate_function_path"):
+            if getattr(self, name):
+                setattr(self, name, absolute_hook(getattr(self, name)))
         if self.path:
             self.path = os.path.abspath(os.path.expanduser(self.path))
 
+    @property
+    def unread(self) -> list[str]:
+        """The settings given that nothing built in reads."""
+        return [name for name in UNREAD if getattr(self, name) is not None]
 
+
+#: Settings that are there for functions of the user.
+UNREAD = ("app_service", "eval_task_timeout", "message_processor", "reward_model", "remote_environment")
 FIELD_NAMES = tuple(item.name for item in fields(EvalDatasetConfig))
 
 
@@ -130,7 +141,7 @@ def _entries(datasets: Any, path: str) -> list[dict[str, Any]]:
 def from_file(args: argparse.Namespace) -> list[EvalDatasetConfig]:
     """Build the sets of the --eval-config file (JSON is YAML)."""
     path = args.eval_config
-    root = read_mapping(path, "--eval-config")
+    root = interpolated(read_mapping(path, "--eval-config"), f"--eval-config {path}")
     root = root.get("eval", root)
     if not isinstance(root, dict):
         raise UserError(f"--eval-config {path}: eval must be a mapping, got {type(root).__name__}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slime.config import algorithm, checkpoint_paths, lora_rules, megatron_values, roles, validate
+from slime.config import algorithm, checkpoint_paths, eval_rules, lora_rules, megatron_values, roles, validate
 from slime.config.eval_datasets import build_eval_datasets
 from slime.config.model_shape import fill_shape
 from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
@@ -200,6 +200,9 @@ def rollout_sizes(run: Run) -> None:
         args.rollout_max_prompt_len = args.rollout_max_context_len - 1
     if args.eval_function_path is None:
         args.eval_function_path = args.rollout_function_path
+        if args.rollout_function_path.startswith(eval_rules.FULLY_ASYNC) and args.eval_interval is not None:
+            text = f"--eval-function-path is {eval_rules.BUILT_IN}: the rollout function does not evaluate"
+            run.assume("eval_function_path", eval_rules.BUILT_IN, text)
     if args.eval_reward_key is None:
         args.eval_reward_key = args.reward_key
     if args.num_rollout == 0:
@@ -330,6 +333,13 @@ def evaluation(run: Run) -> None:
         )
     elif args.eval_datasets and args.eval_interval is None:
         run.notes.append("evaluation data without --eval-interval: no evaluation")
+    for item in args.eval_datasets:
+        if item.unread:
+            run.notes.append(f"evaluation set {item.name}: only functions of your own read {', '.join(item.unread)}")
+    if args.multimodal_keys and not args.debug_rollout_only:
+        run.notes.append(
+            "--multimodal-keys: media reach engines and the trainer's shards; the trainer's models read text only"
+        )
 
 
 def engine_arguments(run: Run) -> None:

@@ -39,7 +39,6 @@ UNBUILT: dict[str, Unbuilt] = {
     **_all("posting through Ray actors is not built yet", "use_distributed_post"),
     "rollout_data_transport": ("the NIXL transport is not built yet", ("nixl",)),
     **_all("the external trajectory server is not built yet", "rollout_buffer_url"),
-    **_all("multimodal prompts are not built yet", "multimodal_keys"),
     **_all("multi-token prediction is not built yet", "mtp_num_layers", "enable_mtp_training"),
     **_all("sparse-attention models are not built yet", "freeze_indexer"),
     **_all("the contiguous layout of context parallelism is not built yet: zigzag is", "allgather_cp"),

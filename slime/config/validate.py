@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, distillation, experts, layout, lora_rules, roles, savings
+from slime.config import algorithm, distillation, eval_rules, experts, layout, lora_rules, roles, savings
+from slime.config.eval_rules import FULLY_ASYNC
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
 from slime.config.rollout import RM_TYPES
@@ -22,7 +23,6 @@ from slime.config.spec import Flag, UserError
 from slime.config.status import GPU_ONLY, MODEL_TYPES, OFF_VALUES, UNBUILT
 
 DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
-FULLY_ASYNC = "slime.rollout.fully_async_rollout."
 DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
 
 
@@ -162,8 +162,6 @@ def _rollout(args, given) -> Problems:
         yield f"--rm-type {args.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
     if args.rm_type == "remote_rm" and not args.rm_url:
         yield "--rm-type remote_rm needs --rm-url"
-    if args.group_rm and args.eval_datasets:
-        yield "--group-rm is not supported in evaluation: leave the evaluation sets out, or score samples one by one"
 
 
 def _algorithm(args, given) -> Problems:
@@ -316,6 +314,7 @@ CHECKS = (
     _modes,
     _rollout,
     _algorithm,
+    eval_rules.problems,
     savings.problems,
     experts.problems,
     lora_rules.problems,

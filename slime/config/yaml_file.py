@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import re
 from typing import Any
 
 from slime.config.spec import UserError
 
+_REFERENCE = re.compile(r"\$\{([^${}]+)\}")
 _SWITCHES = (argparse._StoreTrueAction, argparse._StoreFalseAction, argparse.BooleanOptionalAction)
 
 
@@ -31,6 +34,41 @@ def read_mapping(path: str, flag: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{flag} {path}: expected a mapping of flags to values, got {type(data).__name__}")
     return {str(key): value for key, value in data.items()}
+
+
+def interpolated(root: dict[str, Any], where: str) -> dict[str, Any]:
+    """`${a.b}` replaced by the value at that place of the file, `${oc.env:NAME}` and `${oc.env:NAME,default}` by the environment's.
+
+    Raises: UserError naming the reference that leads nowhere, or in a circle.
+    """
+
+    def look_up(name: str, above: tuple[str, ...]) -> Any:
+        if name in above:
+            raise UserError(f"{where}: ${{{name}}} refers to itself")
+        if name.startswith("oc.env:"):
+            variable, _, default = name.removeprefix("oc.env:").partition(",")
+            found = os.environ.get(variable.strip(), default.strip() or None)
+        else:
+            found = root
+            for key in name.split("."):
+                found = found.get(key) if isinstance(found, dict) else None
+        if found is None:
+            raise UserError(f"{where}: ${{{name}}} is not defined")
+        return resolve(found, (*above, name))
+
+    def resolve(value: Any, above: tuple[str, ...] = ()) -> Any:
+        if isinstance(value, dict):
+            return {key: resolve(item, above) for key, item in value.items()}
+        if isinstance(value, list):
+            return [resolve(item, above) for item in value]
+        if not isinstance(value, str):
+            return value
+        whole = _REFERENCE.fullmatch(value)
+        if whole:
+            return look_up(whole[1], above)
+        return _REFERENCE.sub(lambda match: str(look_up(match[1], above)), value)
+
+    return resolve(root)
 
 
 def _element(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> Any:

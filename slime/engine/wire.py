@@ -21,6 +21,8 @@ from slime.engine.requests import NO_INPUT_LOGPROBS, Chunk, Request
 from slime.engine.sampling_params import SamplingParams, parse_sampling_params
 from slime.engine.tokenizer import EngineTokenizer, TextStream
 
+MEDIA_FIELDS = ("image_data", "video_data", "audio_data")
+
 
 @dataclass
 class Limits:
@@ -57,6 +59,9 @@ class CallParser:
         """Raises: ValueError saying which key is wrong."""
         if not isinstance(body, dict):
             raise ValueError(f"the body must be a JSON object, got {type(body).__name__}")
+        media = [name for name in MEDIA_FIELDS if body.get(name)]
+        if media:
+            raise ValueError(f"{media[0]}: this engine serves models that read text only")
         prompts, is_batch = self._prompts(body)
         count = len(prompts)
         params = self._per_prompt(body, "sampling_params", count, is_batch)

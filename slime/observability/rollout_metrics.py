@@ -66,6 +66,8 @@ def compute_eval_metrics(
             metrics[f"eval/{name}"] = mean(scored)
         if len(scored) < len(rewards):
             metrics[f"eval/{name}-unscored_ratio"] = 1 - len(scored) / len(rewards)
+        if results.get("unfinished"):
+            metrics[f"eval/{name}-unfinished"] = results["unfinished"]
         if results.get("truncated"):
             metrics[f"eval/{name}-truncated_ratio"] = mean(map(float, results["truncated"]))
         samples = results.get("samples") or []

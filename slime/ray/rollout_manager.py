@@ -6,12 +6,13 @@ source and the served model, and knows nothing of Megatron.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slime.observability.progress import Progress
@@ -78,6 +79,7 @@ class RolloutManager:
 
     def _load_functions(self) -> None:
         from slime.rollout.data_source import create_data_source
+        from slime.rollout.eval_rollout import read_eval_sets
         from slime.rollout.hooks import check_hooks
         from slime.rollout.rm_hub.default import choose_reward
 
@@ -92,6 +94,8 @@ class RolloutManager:
             self._notes += [note] if note else []
         self._rollout_function = load_function(args.rollout_function_path)
         self._eval_function = load_function(args.eval_function_path)
+        if self._server is not None and args.eval_interval and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION:
+            read_eval_sets(args)
 
     def _known_prompts(self) -> Iterable:
         """Prompts that can be looked at before the first round: all of a file, the first of a stream, none of other sources."""
@@ -267,7 +271,8 @@ class RolloutManager:
         from slime.observability.rollout_metrics import compute_eval_metrics
 
         args = self._args
-        output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
+        with untouched_random_numbers():
+            output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
         for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
         self._dump(f"eval_{rollout_id}", for_dump)
         extra = output.metrics or {}
@@ -288,6 +293,21 @@ class RolloutManager:
     def dispose(self) -> None:
         if self._server is not None:
             self._server.stop()
+
+
+@contextlib.contextmanager
+def untouched_random_numbers() -> Iterator[None]:
+    """What runs inside may draw random numbers; afterwards the process goes on with those that it would have drawn."""
+    import numpy as np
+    import torch
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def seed_hooks(seed: int, rollout_id: int) -> None:

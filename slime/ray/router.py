@@ -102,4 +102,7 @@ class Router:
 def fields_to_keep(args) -> list[str]:
     """Return the request fields of this run that the sglang-router would drop without a word."""
     fields = ["return_routed_experts"] if args.use_rollout_routing_replay else []
-    return fields + (["custom_params"] if args.rollout_top_p != 1.0 else [])
+    fields += ["custom_params"] if args.rollout_top_p != 1.0 else []
+    sources = (args.multimodal_keys, *(item.multimodal_keys for item in args.eval_datasets))
+    kinds = {kind for keys in sources for kind in keys or ()}
+    return fields + [f"{kind}_data" for kind in ("video", "audio") if kind in kinds]

@@ -19,7 +19,7 @@ from typing import Any
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
-from slime.rollout.request import adapter_of, token_budget
+from slime.rollout.request import adapter_of, token_budget, within_budget
 from slime.utils.http_utils import observed_posts, post
 from slime.utils.processing_utils import encode_prompt, render_chat
 from slime.utils.types import Sample
@@ -223,7 +223,7 @@ async def generate_single(
     payload = {
         "rid": uuid.uuid4().hex,
         "input_ids": chain.tokens() + pending,
-        "sampling_params": {**params, "max_new_tokens": budget},
+        "sampling_params": within_budget(params, budget, 0),
         "return_logprob": True,
     }
     if args.use_rollout_routing_replay:

@@ -127,7 +127,7 @@ class RolloutDataSource(LedgeredSource):
             state = {name: copy.deepcopy(getattr(self, name)) for name in STATE_FIELDS}
             stream = self.dataset.mark() if isinstance(self.dataset, StreamingPrompts) else None
             data_set = {"rows": len(self), "path": self.args.prompt_data, "stream": stream, **self._order_by}
-            return {**state, **self._ledger_state(), "data_set": data_set}
+            return {**state, **self._ledger_state(self.dataset), "data_set": data_set}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
@@ -283,7 +283,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            return {**super().state_dict(), "buffer": [encode_group(group) for group in self.buffer]}
+            return {**super().state_dict(), "buffer": [encode_group(group, self.dataset) for group in self.buffer]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import uuid
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,41 +44,58 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
 
 
 async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dict[str, dict[str, Any]]:
-    """`{name: {"rewards", "truncated", "samples"}}` of one data set."""
+    """`{name: {"rewards", "truncated", "samples"}}` of one data set, and "unfinished" samples if it was stopped early."""
     state = GenerateState(args)
     prompts = await asyncio.to_thread(_load_prompts, args, state, dataset_cfg)
-    calls, index = [], 0
-    params = eval_sampling_params(args, dataset_cfg)
-    for prompt in prompts.samples:
-        group = [
-            _eval_sample(args, dataset_cfg, prompt, index + j) for j in range(dataset_cfg.n_samples_per_eval_prompt)
-        ]
-        index += len(group)
-        calls.append(_eval_group(args, dataset_cfg, group, params))
-    results = await generation.gather_or_cancel(calls)
+    calls = [
+        call for number, prompt in enumerate(prompts.samples) for call in _calls(args, dataset_cfg, prompt, number)
+    ]
+    if dataset_cfg.eval_early_stop_remaining is None:
+        results, num_unfinished = await generation.gather_or_cancel(calls), 0
+    else:
+        results, num_unfinished = await _gather_until_idle(calls, dataset_cfg)
     samples = sorted(leaves_of(results), key=lambda sample: sample.index)
     key = args.eval_reward_key or args.reward_key
-    return {
-        dataset_cfg.name: {
-            "rewards": [sample.reward[key] if key else sample.reward for sample in samples],
-            "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
-            "samples": samples,
-        }
+    result = {
+        "rewards": [_reward(sample, key) for sample in samples],
+        "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
+        "samples": samples,
     }
+    return {dataset_cfg.name: result | ({"unfinished": num_unfinished} if num_unfinished else {})}
 
 
-async def _eval_group(args, dataset_cfg, group: list[Sample], params: dict[str, Any]) -> list:
+def _reward(sample: Sample, key: str | None) -> Any:
+    """The sample's number; sets with plain rewards may stand beside sets with dicts."""
+    return sample.reward[key] if key and isinstance(sample.reward, Mapping) else sample.reward
+
+
+def read_eval_sets(args) -> None:
+    """Read all of `args.eval_datasets` now, so that a row that cannot be used ends a run at its start.
+
+    Raises: ValueError naming the file and the line, or the set that is too small.
+    """
     state = GenerateState(args)
-    path = group[0].generate_function_path or args.custom_generate_function_path
-    if uses_list_generate(path):
-        results = await generation.generate_and_rm_group(args, group, dict(params), evaluation=True)
+    for config in args.eval_datasets:
+        _load_prompts(args, state, config)
+
+
+def _calls(args, dataset_cfg, prompt: Sample, number: int) -> list[Coroutine]:
+    """What generates the samples of one prompt: a call each, or one for all where the generate hook takes a list."""
+    size = dataset_cfg.n_samples_per_eval_prompt
+    group = [_eval_sample(dataset_cfg, prompt, number * size + j) for j in range(size)]
+    path = dataset_cfg.custom_generate_function_path or args.custom_generate_function_path
+    parts = [group] if uses_list_generate(path) else [[sample] for sample in group]
+    return [_evaluate(args, dataset_cfg, part, takes_list=uses_list_generate(path)) for part in parts]
+
+
+async def _evaluate(args, dataset_cfg, group: list[Sample], takes_list: bool) -> list:
+    state = GenerateState(args)
+    params = eval_sampling_params(args, dataset_cfg)
+    if takes_list:
+        results = await generation.generate_and_rm_group(args, group, params, evaluation=True)
     else:
-        results = await generation.gather_or_cancel(
-            [
-                generation.generate_and_rm(args, sample, _seeded(args, dataset_cfg, sample, params), evaluation=True)
-                for sample in group
-            ]
-        )
+        params = _seeded(args, dataset_cfg, group[0], params)
+        results = [await generation.generate_and_rm(args, group[0], params, evaluation=True)]
     rewards = [leaf.reward for leaf in leaves_of(results) if isinstance(leaf.reward, (int, float))]
     state.progress.add(
         "eval",
@@ -86,6 +105,29 @@ async def _eval_group(args, dataset_cfg, group: list[Sample], params: dict[str, 
         rewards=len(rewards),
     )
     return results
+
+
+async def _gather_until_idle(calls: list[Coroutine], dataset_cfg) -> tuple[list, int]:
+    """(results in order, number of calls given up): when fewer than `eval_early_stop_remaining` calls are left and none ends for
+    `eval_early_stop_idle_timeout` seconds, the rest is cancelled; never before `min_eval_samples` have ended."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    needed = dataset_cfg.min_eval_samples or 1
+    pending = set(tasks)
+    try:
+        while pending:
+            few = len(pending) < dataset_cfg.eval_early_stop_remaining and len(tasks) - len(pending) >= needed
+            timeout = dataset_cfg.eval_early_stop_idle_timeout if few else None
+            done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what the call raised
+            if not done:
+                logger.warning("evaluation set %s: %d of %d given up: slow", dataset_cfg.name, len(pending), len(tasks))
+                break
+        return [task.result() for task in tasks if task not in pending], len(pending)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _seeded(args, dataset_cfg, sample: Sample, params: dict[str, Any]) -> dict[str, Any]:
@@ -115,9 +157,9 @@ def eval_sampling_params(args, dataset_cfg) -> dict[str, Any]:
     return params
 
 
-def _eval_sample(args, dataset_cfg, prompt: Sample, index: int) -> Sample:
-    sample = copy.deepcopy(prompt)
-    sample.index = index
+def _eval_sample(dataset_cfg, prompt: Sample, index: int) -> Sample:
+    sample = prompt.duplicate()
+    sample.index, sample.session_id = index, str(uuid.uuid4())
     sample.group_index = index // dataset_cfg.n_samples_per_eval_prompt
     if dataset_cfg.rm_type:
         sample.metadata["rm_type"] = dataset_cfg.rm_type
@@ -131,7 +173,11 @@ def _load_prompts(args, state: GenerateState, dataset_cfg) -> PromptSet:
     fmt = eval_row_format(args, dataset_cfg)
     key = repr((dataset_cfg.name, dataset_cfg.path, args.hf_checkpoint, fmt))
     if key not in _prompt_sets:
-        _prompt_sets[key] = PromptSet(dataset_cfg.path, fmt, state.tokenizer, state.processor, args.num_data_workers)
+        prompts = PromptSet(dataset_cfg.path, fmt, state.tokenizer, state.processor, args.num_data_workers)
+        count, least = len(prompts) * dataset_cfg.n_samples_per_eval_prompt, dataset_cfg.min_eval_samples
+        if least is not None and count < least:
+            raise ValueError(f"evaluation set {dataset_cfg.name}: {count} samples, min_eval_samples is {least}")
+        _prompt_sets[key] = prompts
     return _prompt_sets[key]
 
 

@@ -22,11 +22,12 @@ from slime.rollout.group_request import asks_together, generate_together
 from slime.rollout.request import (
     append_engine_output,
     build_request,
+    fill_prompt,
     mark_prompt_too_long,
     new_token_budget,
-    prompt_ids,
     request_headers,
     says_context_too_long,
+    within_budget,
 )
 from slime.rollout.round_end import FINISHED
 from slime.rollout.sample_hooks import apply_sample_hooks
@@ -50,8 +51,7 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
     if sample.status in FINISHED:
         raise ValueError(f"sample {sample.index} is {sample.status.value}; only unfinished samples can be generated")
     state = GenerateState(args)
-    if not sample.tokens:
-        sample.tokens = prompt_ids(state, sample)
+    fill_prompt(state, sample)
     budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
     if budget <= 0:
         if sample.response_length == 0:
@@ -59,7 +59,7 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
         else:
             sample.status = Sample.Status.TRUNCATED
         return sample
-    payload = build_request(args, sample, {**sampling_params, "max_new_tokens": budget})
+    payload = build_request(args, sample, within_budget(sampling_params, budget, sample.response_length))
     with trace_span(sample, "sglang_generate") as span:
         try:
             output = await post(get_model_url(args), payload, headers=request_headers(args, sample))

@@ -35,5 +35,7 @@ def check_hooks(args) -> None:
         ImportError, AttributeError, ValueError: names the flag, the path, and what was found instead.
     """
     spell_out_hooks(args, HOOK_OPTIONS)
+    for dataset in args.eval_datasets:
+        spell_out_hooks(dataset, ("custom_rm_path", "custom_generate_function_path"))
     if args.custom_generate_function_path:
         generate_form(load_hook(args.custom_generate_function_path, "custom_generate_function_path"))

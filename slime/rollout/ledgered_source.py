@@ -108,12 +108,12 @@ class LedgeredSource(DataSource):
 
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
-    def _ledger_state(self) -> dict[str, Any]:
+    def _ledger_state(self, dataset: Any = None) -> dict[str, Any]:
         state = self.ledger.state_dict()
         for entry in state["in_flight"].values():
             if entry["samples"] is not None:
-                entry["samples"] = encode_group(entry["samples"])
-        return {"ledger": state, "requeued": [encode_group(group) for group in self._requeued]}
+                entry["samples"] = encode_group(entry["samples"], dataset)
+        return {"ledger": state, "requeued": [encode_group(group, dataset) for group in self._requeued]}
 
     def _load_ledger_state(self, state: dict[str, Any], dataset: Any = None) -> None:
         self.ledger.load_state_dict(state["ledger"])

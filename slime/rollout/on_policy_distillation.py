@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from slime.utils.http_utils import post
+from slime.utils.processing_utils import media_for_engine
 from slime.utils.types import Sample
 
 MAX_ATTEMPTS = 10
@@ -41,6 +42,7 @@ async def score_with_teacher(args, sample: Sample) -> None:
         )
     limits = {"temperature": args.rollout_temperature, "max_new_tokens": 0, "skip_special_tokens": False}
     payload = {"input_ids": sample.tokens, "sampling_params": limits, "return_logprob": True, "logprob_start_len": 0}
+    payload |= media_for_engine(sample.multimodal_inputs)
     reply = await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=args.rm_timeout)
     sample.teacher_log_probs = _of_response(reply, sample, args.rm_url)
 

@@ -14,8 +14,8 @@ from slime.rollout.generate_state import GenerateState
 from slime.utils.http_utils import HTTPStatusError
 from slime.utils.processing_utils import (
     build_processor_kwargs,
-    encode_image_for_rollout_engine,
     encode_prompt,
+    media_for_engine,
     render_chat,
 )
 from slime.utils.sample_adapter import adapter_number
@@ -47,6 +47,13 @@ def prompt_ids(state: GenerateState, sample: Sample) -> list[int]:
     return ids
 
 
+def fill_prompt(state: GenerateState, sample: Sample) -> None:
+    """Give a sample without a response its prompt ids, and those of its media's train inputs that it lacks."""
+    lacks_media = sample.multimodal_inputs and state.processor is not None and sample.multimodal_train_inputs is None
+    if not sample.tokens or (lacks_media and sample.response_length == 0):
+        sample.tokens = prompt_ids(state, sample)
+
+
 def context_limit(args, evaluation: bool = False) -> int | None:
     """The smallest limit on prompt + response that is known: the flags', the engine's, the model's."""
     arch = args.model_arch or {}
@@ -71,17 +78,25 @@ def token_budget(args, num_tokens: int, response_length: int, max_new_tokens: in
     return min(budgets)
 
 
+def within_budget(sampling_params: dict[str, Any], budget: int, response_length: int) -> dict[str, Any]:
+    """The parameters of a call for at most `budget` tokens that follow a response of this length.
+
+    A least number of new tokens counts from the response's beginning, and never exceeds what there is room for.
+    """
+    least = sampling_params.get("min_new_tokens")
+    bounds = {"min_new_tokens": min(max(0, least - response_length), budget)} if least else {}
+    return {**sampling_params, "max_new_tokens": budget, **bounds}
+
+
 def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """Body of `/generate` that starts or continues this sample."""
     payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}
-    images = (sample.multimodal_inputs or {}).get("images")
-    if images and sample.response_length == 0:
+    media = media_for_engine(sample.multimodal_inputs)
+    if media and sample.response_length == 0:
         payload["text"] = prompt_text(GenerateState(args).tokenizer, sample)
-        payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
     else:
         payload["input_ids"] = list(sample.tokens)
-        if images:
-            payload["image_data"] = [encode_image_for_rollout_engine(image) for image in images]
+    payload |= media
     if args.use_rollout_routing_replay:
         payload["return_routed_experts"] = True
     adapter = adapter_of(args, sample)

@@ -1,19 +1,17 @@
 """Groups of samples as plain data for a checkpoint, and back; copies of groups.
 
-Invariant: what `encode_group` returns loads with `torch.load(weights_only=True)`. Raw media of a data set row are not
-stored; they come back from the row. Does not know files.
+Invariant: what `encode_group` returns loads with `torch.load(weights_only=True)`. Media of a data set row are not stored as long
+as they are the row's; they come back from there. Does not know files.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
+from slime.utils.plain_data import from_plain, same, to_plain
 from slime.utils.types import Sample
-
-_PLAIN = frozenset({type(None), str, int, float, bool})
 
 
 def duplicate_group(group: Any) -> Any:
@@ -38,44 +36,23 @@ def renumber(group: Any, group_index: int, next_index: Callable[[], int]) -> Non
             leaf.rollout_id = executions.setdefault(leaf.rollout_id, -1 - leaf.index)
 
 
-def encode_group(group: Any) -> Any:
-    """Nested lists of samples as nested lists of plain dicts."""
+def encode_group(group: Any, dataset: Any = None) -> Any:
+    """Nested lists of samples as nested lists of plain dicts; media that are those of `dataset[row]` are left out."""
     if isinstance(group, list):
-        return [encode_group(item) for item in group]
+        return [encode_group(item, dataset) for item in group]
     data = group.to_dict()
-    if data.get("data_row") is not None:
+    row = data.get("data_row")
+    if row is not None and dataset is not None and same(group.multimodal_inputs, dataset[row].multimodal_inputs):
         data["multimodal_inputs"] = None
-    return _plain(data)
+    return to_plain(data, exact=True)
 
 
 def decode_group(data: Any, dataset: Any) -> Any:
-    """Inverse of `encode_group`; `dataset[row]` supplies the media."""
+    """Inverse of `encode_group`; `dataset[row]` supplies the media that were left out."""
     if isinstance(data, list):
         return [decode_group(item, dataset) for item in data]
-    sample = Sample.from_dict(copy.deepcopy(data))
+    sample = Sample.from_dict(from_plain(data))
     row = data.get("data_row")
-    if row is not None and dataset is not None:
-        sample.multimodal_inputs = dataset[row].multimodal_inputs
+    if row is not None and dataset is not None and sample.multimodal_inputs is None:
+        sample.multimodal_inputs = dataset[row].duplicate().multimodal_inputs
     return sample
-
-
-def _plain(value: Any) -> Any:
-    """Arrays as tensors and tuples as lists; what is neither plain nor a tensor becomes its text."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        if set(map(type, value)) <= _PLAIN:  # token lists are long
-            return list(value)
-        return [_plain(item) for item in value]
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return value.item()
-    return str(value)

@@ -16,7 +16,14 @@ from slime.observability.trace_utils import trace_span
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import append_engine_output
-from slime.rollout.request import build_request, mark_prompt_too_long, new_token_budget, prompt_ids, request_headers
+from slime.rollout.request import (
+    build_request,
+    fill_prompt,
+    mark_prompt_too_long,
+    new_token_budget,
+    request_headers,
+    within_budget,
+)
 from slime.utils.http_utils import HTTPStatusError, get_session
 from slime.utils.meta_info import TOP_P_KEYS, int32_tensor
 from slime.utils.types import Sample
@@ -27,8 +34,7 @@ logger = logging.getLogger(__name__)
 async def generate_streaming(args, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
     """Start or continue the response of one sample, chunk by chunk."""
     state = GenerateState(args)
-    if not sample.tokens:
-        sample.tokens = prompt_ids(state, sample)
+    fill_prompt(state, sample)
     budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
     if budget <= 0:
         if sample.response_length == 0:
@@ -36,7 +42,8 @@ async def generate_streaming(args, sample: Sample, sampling_params: dict[str, An
         else:
             sample.status = Sample.Status.TRUNCATED
         return sample
-    payload = {**build_request(args, sample, {**sampling_params, "max_new_tokens": budget}), "stream": True}
+    params = within_budget(sampling_params, budget, sample.response_length)
+    payload = {**build_request(args, sample, params), "stream": True}
     merger, finished = ChunkMerger(), False
     with trace_span(sample, "sglang_generate_stream"):
         chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))

@@ -82,8 +82,7 @@ def row_to_sample(row: dict[str, Any], location: str, fmt: RowFormat, tokenizer=
         metadata["tools"] = tools
     media = None
     if fmt.multimodal_keys:
-        prompt = place_media(prompt, {kind: row.get(key) for kind, key in fmt.multimodal_keys.items()})
-        media = extract_media(prompt) if processor is not None else None
+        prompt, media = _with_media(prompt, row, fmt, location)
     label = None if fmt.label_key is None else _value(row, fmt.label_key, "--label-key", location)
     if fmt.apply_chat_template:
         prompt = _render(processor or tokenizer, prompt, tools, fmt, location)
@@ -133,6 +132,15 @@ def _tools(row: dict, fmt: RowFormat, location: str) -> list | None:
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"{location}: {fmt.tool_key!r} (--tool-key) must be a list, found {tools!r:.200}")
     return tools
+
+
+def _with_media(messages: list[dict], row: dict, fmt: RowFormat, location: str) -> tuple[list[dict], dict | None]:
+    """The messages with the row's media in their places, and the media."""
+    try:
+        placed = place_media(messages, {kind: row.get(key) for kind, key in fmt.multimodal_keys.items()})
+        return placed, extract_media(placed)
+    except (AssertionError, ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{location}: --multimodal-keys: {error}") from error
 
 
 def _render(tokenizer, messages: list[dict], tools: list | None, fmt: RowFormat, location: str) -> str:

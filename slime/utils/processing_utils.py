@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import mimetypes
 import os
 from typing import Any
+
+from slime.utils.plain_data import is_image
 
 MEDIA_PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 
@@ -26,14 +29,14 @@ def load_tokenizer(path: str, **kwargs: Any):
 
 
 def load_processor(path: str, **kwargs: Any):
-    """The multimodal processor of a checkpoint, or None when it has none."""
+    """The multimodal processor of a checkpoint (text with images, video or audio), or None when it has none."""
     names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
     if not any(os.path.exists(os.path.join(path, name)) for name in names):
         return None
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(path, **kwargs)
-    return processor if hasattr(processor, "image_processor") else None
+    return processor if hasattr(processor, "tokenizer") else None  # not a tokenizer or a part of a processor alone
 
 
 def render_chat(tokenizer, messages: list[dict], tools: list | None = None, template_kwargs: dict | None = None) -> str:
@@ -74,9 +77,10 @@ def place_media(messages: list[dict], media: dict[str, list]) -> list[dict]:
     """Replace `<image>`, `<video>` and `<audio>` in string contents by the row's media, in order.
 
     Args:
-        media: type -> items of the row. An item that is a dict is inserted as it is.
+        media: type -> items of the row, or the only one. A dict with a `type`, or with the item under its kind, is a part of its
+            own (which allows `max_pixels` and the like).
     """
-    queues = {kind: list(items or []) for kind, items in media.items()}
+    queues = {kind: _as_list(items) for kind, items in media.items()}
     placed = []
     for message in messages:
         content = message["content"]
@@ -99,21 +103,34 @@ def _split_content(text: str, queues: dict[str, list]) -> list[dict] | str:
         if piece in kinds:
             kind = kinds[piece]
             assert queues[kind], f"more {piece} placeholders than {kind} items in the row"
-            item = queues[kind].pop(0)
-            parts.append(item if isinstance(item, dict) else {"type": kind, kind: item})
+            parts.append(_media_part(kind, queues[kind].pop(0)))
         elif piece:
             parts.append({"type": "text", "text": piece})
     return parts
 
 
+def _as_list(items: Any) -> list:
+    if items is None:
+        return []
+    return list(items) if isinstance(items, (list, tuple)) else [items]
+
+
+def _media_part(kind: str, item: Any) -> dict:
+    if isinstance(item, dict) and "type" in item:
+        return item
+    return {"type": kind, **(item if isinstance(item, dict) and kind in item else {kind: item})}
+
+
 def load_image(item: Any):
-    """A PIL image from a PIL image, a data URI, bare base64 or a file path."""
+    """A PIL image from a PIL image, its file's bytes, a data URI, bare base64 or a file path."""
     from PIL import Image
 
     if isinstance(item, Image.Image):
         return item
-    if isinstance(item, dict) and item.get("bytes"):
-        return Image.open(io.BytesIO(item["bytes"])).convert("RGB")
+    if isinstance(item, dict):  # as data sets of the Hub keep images in Parquet
+        item = item.get("bytes") or item.get("path")
+    if isinstance(item, bytes):
+        return Image.open(io.BytesIO(item)).convert("RGB")
     if isinstance(item, str) and os.path.exists(item):
         return Image.open(item).convert("RGB")
     if isinstance(item, str):
@@ -123,18 +140,59 @@ def load_image(item: Any):
 
 
 def extract_media(messages: list[dict]) -> dict[str, list] | None:
-    """`{"images": [...], "videos": [...]}` of the parts of a message list (None entries where a kind is absent)."""
+    """`{"images": [PIL images], "videos": [...]}` of the parts of a message list (None where a kind is absent), and "audios" if
+    there are some; videos and audio stay what the row holds."""
     parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
     images = [load_image(part["image"]) for part in parts if part.get("type") == "image"]
     videos = [part["video"] for part in parts if part.get("type") == "video"]
-    return {"images": images or None, "videos": videos or None} if images or videos else None
+    audios = [part["audio"] for part in parts if part.get("type") == "audio"]
+    if not (images or videos or audios):
+        return None
+    return {"images": images or None, "videos": videos or None, **({"audios": audios} if audios else {})}
 
 
 def build_processor_kwargs(multimodal_inputs: dict | None) -> dict[str, Any]:
     """Keyword arguments of a processor call for these media."""
     kwargs = {key: value for key, value in (multimodal_inputs or {}).items() if value is not None}
+    if "audios" in kwargs:
+        kwargs["audio"] = kwargs.pop("audios")
     kwargs["return_tensors"] = "pt"
     return kwargs
+
+
+def media_for_engine(multimodal_inputs: dict | None) -> dict[str, list[str]]:
+    """The fields of a `/generate` body that carry these media, `image_data` and the like; {} without media.
+
+    Raises: ValueError for an item that is neither an image, bytes, a file, a URL nor base64.
+    """
+    fields = {"images": ("image_data", "image"), "videos": ("video_data", "video"), "audios": ("audio_data", "audio")}
+    return {
+        fields[key][0]: [_engine_item(item, fields[key][1]) for item in items]
+        for key, items in (multimodal_inputs or {}).items()
+        if key in fields and items
+    }
+
+
+def _engine_item(item: Any, kind: str) -> str:
+    """A data URI, or the URL that the item is."""
+    if is_image(item):
+        return encode_image_for_rollout_engine(item)
+    if isinstance(item, dict):
+        item = item.get("bytes") or item.get("path") or item.get(kind)
+    mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]
+    if isinstance(item, str) and item.startswith(("data:", "http://", "https://")):
+        return item
+    if isinstance(item, str) and os.path.exists(item):
+        mime = mimetypes.guess_type(item)[0] or mime
+        with open(item, "rb") as file:
+            item = file.read()
+    if isinstance(item, bytes):
+        item = base64.b64encode(item).decode("ascii")
+    if not isinstance(item, str):
+        raise ValueError(
+            f"an engine cannot be sent {kind} as {type(item).__name__}: give a file, bytes, base64 or a URL"
+        )
+    return f"data:{mime};base64,{item}"
 
 
 def encode_image_for_rollout_engine(image) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 
 from tests.e2e.conftest import processes_of, write_rows
 
@@ -72,11 +73,38 @@ def test_learning_raises_the_reward_and_engines_hold_the_trained_weights(train):
     assert run.series("rollout/weight_version") == [] or run.series("rollout/weight_version")[-1] == 20
 
 
-def test_same_seed_gives_the_same_run(train):
+@pytest.fixture
+def eval_file(workspace, tmp_path):
+    """Two sets with settings of their own: sampling, number of samples, reward, template, generate function."""
+    chat = [{"question": [{"role": "user", "content": f"{index}?"}], "answer": str(index)} for index in range(4)]
+    sets = {
+        "greedy": {"path": f"{workspace.data}@[0:8]", "temperature": 0.0, "max_response_len": 3},
+        "sampled": {
+            "path": str(write_rows(tmp_path / "chat.jsonl", chat)),
+            "input_key": "question",
+            "label_key": "answer",
+            "n_samples_per_eval_prompt": 4,
+            "top_k": 50,
+            "min_new_tokens": 2,
+            "custom_rm_path": "tests.e2e.hooks.always_fails",
+            "custom_generate_function_path": "tests.e2e.hooks.long_tailed",
+            "metadata_overrides": {"level": 2},
+        },
+    }
+    path = tmp_path / "eval.yaml"
+    path.write_text(yaml.safe_dump({"eval": {"defaults": {"top_p": 0.9}, "datasets": sets}}))
+    return path
+
+
+def test_same_seed_gives_the_same_run_evaluated_or_not(train, eval_file):
     flags = (*SMALL, "--num-rollout", 2)
-    first, second = train(*flags, name="first"), train(*flags, name="second")
-    assert first.series("rollout/raw_reward") == second.series("rollout/raw_reward")
-    assert first.series("train/grad_norm") == second.series("train/grad_norm")
+    first, second = (
+        train(*flags, name="first"),
+        train(*flags, *("--eval-config", eval_file, "--eval-interval", 1), name="2"),
+    )
+    assert len(second.metrics("eval/step")) == 3
+    for metric in ("rollout/raw_reward", "train/grad_norm", "data/trained"):
+        assert first.series(metric) == second.series(metric) and len(first.series(metric)) == 2, metric
 
 
 def test_continuing_a_run_trains_each_round_once(train, tmp_path):
@@ -91,7 +119,7 @@ def test_continuing_a_run_trains_each_round_once(train, tmp_path):
     assert gradients == pytest.approx(straight.series("train/grad_norm"), rel=1e-5)
 
 
-def test_evaluation_before_and_after_on_several_sets(train, workspace):
+def test_evaluation_before_and_after_on_several_sets(train, workspace, tmp_path):
     run = train(
         *SMALL,
         *("--num-rollout", 2, "--eval-interval", 2, "--n-samples-per-eval-prompt", 2),
@@ -108,6 +136,26 @@ def test_evaluation_only_run(train, workspace):
     assert len(run.metrics("eval/step")) == 1 and not run.metrics("train/step")
 
 
-def test_look_ahead_loop_trains_every_round_within_its_age_bound(train):
-    run = train(*SMALL, *("--num-rollout", 4, "--async-buffer-size", 2), script="train_async.py")
+@pytest.mark.parametrize(
+    "rollout", ["sglang_rollout.generate_rollout", "fully_async_rollout.generate_rollout_fully_async"]
+)
+def test_look_ahead_loops_train_every_round_within_their_age_bound_and_evaluate(train, eval_file, tmp_path, rollout):
+    run = train(
+        *(*SMALL, "--num-rollout", 4, "--async-buffer-size", 2, "--rollout-function-path", f"slime.rollout.{rollout}"),
+        *("--eval-config", eval_file, "--eval-interval", 2, "--log-passrate"),
+        *("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt"),
+        script="train_async.py",
+    )
     assert [line["step"] for line in run.metrics("train/step")] == [0, 1, 2, 3]
+    evaluations = run.metrics("eval/step")
+    assert [line["step"] for line in evaluations] == [0, 1, 3]  # before the first round, then after every second one
+    for line in evaluations:
+        assert line["eval/greedy/response_len/max"] <= 3 and "eval/greedy-pass@1" not in line
+        assert {"eval/sampled-pass@1", "eval/sampled-pass@2", "eval/sampled-pass@4"} <= line.keys()
+        assert line["eval/sampled"] == 0 and line["eval/reward_failed"] == 16
+    samples = torch.load(tmp_path / "dump" / "eval_3.pt", weights_only=True)["samples"]
+    sampled = [sample for sample in samples if sample["metadata"].get("level") == 2]
+    assert len(samples) == 24 and len(sampled) == 16
+    assert len({tuple(sample["tokens"]) for sample in sampled}) > 4 and all(
+        "0?" in str(s["prompt"]) for s in sampled[:4]
+    )

@@ -25,6 +25,8 @@ BAD_BODIES = {
     "negative max_new_tokens": {"input_ids": [1], "sampling_params": {"max_new_tokens": -1}},
     "too long": {"input_ids": [1], "sampling_params": {"max_new_tokens": 10**7}},
     "rid list of wrong length": {"input_ids": [[1], [2]], "rid": ["a"]},
+    "image for a text model": {"text": "a", "image_data": ["data:image/png;base64,AA=="]},
+    "sound for a text model": {"input_ids": [1], "audio_data": "a.wav"},
     "logprob_start_len beyond the prompt": {"input_ids": [1], "return_logprob": True, "logprob_start_len": 5},
 }
 
@@ -33,7 +35,7 @@ BAD_BODIES = {
 EMBEDDED_ONLY = {
     *("id above the vocabulary", "negative id", "boolean id", "float id", "string ids", "empty prompt in a list"),
     *("both prompts", "text is a number", "temperature is text", "unknown sampling key", "sampling_params is a string"),
-    "custom_params is a list",
+    *("custom_params is a list", "image for a text model", "sound for a text model"),
 }
 
 

@@ -46,3 +46,43 @@ def test_received_rows_may_be_written_to():
     rows = unpack(packed)["tokens"]
     rows[0][0] = 9
     assert packed["tokens"].values[0] == 1
+
+
+def test_media_of_samples_reach_the_shard_of_their_rank():
+    from types import SimpleNamespace
+
+    import numpy
+
+    from slime.batching.schedule import split_train_data_by_dp
+
+    read_only = numpy.arange(3, dtype=numpy.float32)
+    read_only.flags.writeable = False
+    media = [
+        {"pixel_values": torch.full((2, 3), 1.0), "grid": numpy.array([[1, 2]]), "names": ["a"]},
+        None,
+        {"pixel_values": read_only},
+        {"pixel_values": torch.zeros(0, 3)},
+    ]
+    data = {
+        "tokens": [[1, 2]] * 4,
+        "response_lengths": [1] * 4,
+        "rollout_ids": [0, 1, 2, 3],
+        "loss_masks": [[1]] * 4,
+        "multimodal_train_inputs": media,
+    }
+    args = SimpleNamespace(
+        global_batch_size=4, micro_batch_size=1, use_dynamic_batch_size=False, max_tokens_per_gpu=None,
+        balance_data=False, balance_by_flops=False,
+    )  # fmt: skip
+    shards = [unpack(pack(shard)) for shard in split_train_data_by_dp(args, data, 2)]
+    for shard in shards:
+        for position, value in zip(shard["partition"], shard["multimodal_train_inputs"], strict=True):
+            wanted = media[position]
+            assert (value is None) == (wanted is None)
+            for name, item in (wanted or {}).items():
+                got = value[name]
+                assert (
+                    got == item
+                    if name == "names"
+                    else torch.equal(got, torch.as_tensor(item.copy() if isinstance(item, numpy.ndarray) else item))
+                )

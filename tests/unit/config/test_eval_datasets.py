@@ -118,3 +118,76 @@ def test_record_needs_only_name_and_path():
     item = EvalDatasetConfig(name="aime", path="/data/aime.jsonl")
     assert item.temperature is None
     assert item.path == "/data/aime.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_samples_per_eval_prompt": 0}, "set a: n_samples_per_eval_prompt 0: expected a whole number of at least 1"),
+        ({"n_samples_per_eval_prompt": None}, "n_samples_per_eval_prompt None"),
+        ({"n_samples_per_eval_prompt": "8"}, "n_samples_per_eval_prompt '8'"),
+        ({"temperature": -0.1}, "set a: temperature -0.1: expected a number of at least 0"),
+        ({"temperature": "hot"}, "set a: temperature 'hot'"),
+        ({"top_p": 0}, "set a: top_p 0: expected a number above 0, at most 1"),
+        ({"top_k": 0}, "set a: top_k 0: .*not 0"),
+        ({"max_response_len": True}, "set a: max_response_len True"),
+        ({"min_new_tokens": 9, "max_response_len": 8}, "set a: min_new_tokens 9 is above max_response_len 8"),
+        ({"rm_type": "mathh"}, "set a: rm_type mathh: one of math"),
+        ({"rm_type": "remote_rm"}, "set a: rm_type remote_rm needs --rm-url"),
+        ({"custom_rm_path": "absent.py:score"}, "set a: custom_rm_path .*absent.py:score: no such file"),
+        ({"multimodal_keys": {"picture": "x"}}, "set a: multimodal_keys .*expected an object from image, video, audio"),
+        ({"eval_early_stop_remaining": 4}, "set a: eval_early_stop_remaining and eval_early_stop_idle_timeout need"),
+    ],
+)
+def test_values_of_a_set_are_checked_at_the_start(parse, write, data, settings, message):
+    with pytest.raises(ValueError, match=message):
+        parse("--eval-config", write({"datasets": {"a": {"path": data, **settings}}}), "--eval-interval", "1")
+
+
+def test_hook_files_of_a_set_are_absolute_and_its_own_settings_are_said(parse, write, data, tmp_path):
+    (tmp_path / "score.py").write_text("async def custom_rm(args, sample): return 1.0\n")
+    settings = {"custom_rm_path": "score.py", "rm_type": "no matter", "app_service": "http://x", "eval_task_timeout": 3}
+    args = parse("--eval-config", write({"datasets": {"a": {"path": data, **settings}}}))
+    assert args.eval_datasets[0].custom_rm_path == str(tmp_path / "score.py")
+    assert "evaluation set a: only functions of your own read app_service, eval_task_timeout" in args.start_notes
+
+
+def test_references_in_the_file_are_resolved(parse, write, data, monkeypatch):
+    monkeypatch.setenv("EVAL_DATA", data)
+    text = """
+    size: 4
+    eval:
+      defaults: {n_samples_per_eval_prompt: "${size}", metadata_overrides: {tag: "n${size}", home: "${oc.env:ABSENT,here}"}}
+      datasets: {a: {path: "${oc.env:EVAL_DATA}"}}
+    """
+    (item,) = parse("--eval-config", write(text)).eval_datasets
+    assert (item.n_samples_per_eval_prompt, item.path) == (4, data)
+    assert item.metadata_overrides == {"tag": "n4", "home": "here"}
+    for wrong in ("${nowhere}", "${oc.env:ABSENT}", "${eval.datasets.a.path}"):
+        with pytest.raises(ValueError, match="--eval-config .*is not defined|refers to itself"):
+            parse("--eval-config", write({"eval": {"datasets": {"a": {"path": wrong}}}}))
+
+
+def test_never_ending_rollouts_are_evaluated_by_the_built_in_function(parse, data):
+    endless = ("--rollout-function-path", "slime.rollout.fully_async_rollout.generate_rollout_fully_async")
+    evaluated = (*endless, "--eval-interval", "1", "--eval-prompt-data", "a", data)
+    args = parse(*evaluated)
+    assert args.eval_function_path == "slime.rollout.sglang_rollout.generate_rollout"
+    assert any("--eval-function-path is" in note for note in args.start_notes)
+    assert parse(*endless).eval_function_path == endless[1]
+    with pytest.raises(ValueError, match="--eval-function-path .*fully_async.* does not evaluate"):
+        parse(*evaluated, "--eval-function-path", endless[1])
+
+
+def test_media_need_someone_who_looks_at_them(parse, write, data):
+    keys = ("--multimodal-keys", '{"image": "images"}')
+    with pytest.raises(ValueError, match="--multimodal-keys .*the embedded engine reads text only"):
+        parse(*keys)
+    sets = write({"datasets": {"a": {"path": data, "multimodal_keys": {"image": "images"}}}})
+    with pytest.raises(ValueError, match="evaluation set a: multimodal_keys .*reads text only"):
+        parse("--eval-config", sets, "--eval-interval", "1")
+    with pytest.raises(ValueError, match="--multimodal-keys .*expected an object"):
+        parse("--multimodal-keys", '{"picture": "images"}', "--custom-generate-function-path", "my.generate")
+    args = parse(*keys, "--custom-generate-function-path", "my.generate")
+    assert any("models read text only" in note for note in args.start_notes)
+    assert parse(*keys, "--debug-train-only").multimodal_keys == {"image": "images"}

@@ -85,3 +85,66 @@ def test_a_prompt_that_does_not_fit_counts_zero(engine, make_args, dataset):
     args = make_args(engine, eval_datasets=[dataset()], eval_max_context_len=2)
     data = evaluate(args)["set"]
     assert data["rewards"] == [0.0] * 6 and not engine.requests
+
+
+def test_sets_with_plain_and_dict_rewards_stand_side_by_side(engine, make_args, dataset):
+    sets = [dataset(name="dict", custom_rm_path="stub_rm.dict_or_none"), dataset(name="plain")]
+    data = evaluate(make_args(engine, eval_datasets=sets, eval_reward_key="acc", reward_key="acc"))
+    assert data["plain"]["rewards"] == [0.0, 1.0] * 3
+    assert data["dict"]["rewards"][:2] == [0, 1]
+
+
+def test_requests_of_an_evaluation_carry_their_affinity_key(engine, make_args, dataset):
+    evaluate(make_args(engine, eval_datasets=[dataset()], router_policy="consistent_hashing"))
+    assert len({headers["X-SMG-Routing-Key"] for headers in engine.headers}) == 6
+
+
+def late(number, answer):
+    """An engine that keeps the prompt of this number waiting."""
+    return lambda payload: answer if payload["input_ids"][1] == 24 + number else reply([7], "a")
+
+
+def test_the_last_slow_samples_are_given_up_when_a_set_says_so(engine, make_args, dataset):
+    engine.answer = late(2, "hang")
+    early = dict(eval_early_stop_remaining=3, eval_early_stop_idle_timeout=0.2, custom_rm_path="stub_rm.one")
+    args = make_args(engine, eval_datasets=[dataset(**early), dataset(name="other", max_response_len=4, **early)])
+    data = evaluate(args)
+    for result in data.values():
+        assert result["rewards"] == [1.0] * 4 and result["unfinished"] == 2
+        assert [sample.index for sample in result["samples"]] == [0, 1, 2, 3]
+
+
+def test_an_early_stop_waits_for_the_samples_that_a_set_needs(engine, make_args, dataset):
+    engine.answer = late(2, 0.5)
+    early = dict(eval_early_stop_remaining=3, eval_early_stop_idle_timeout=0.05, min_eval_samples=5)
+    result = evaluate(make_args(engine, eval_datasets=[dataset(**early)]))["set"]
+    assert len(result["rewards"]) >= 5
+
+
+def test_sets_are_read_at_the_start_and_bad_ones_named(engine, make_args, dataset, write_rows):
+    from slime.rollout.eval_rollout import read_eval_sets
+
+    path = write_rows([{"input": "a"}, {"question": "b"}], "bad.jsonl")
+    with pytest.raises(ValueError, match="bad.jsonl:2: no key 'input'"):
+        read_eval_sets(make_args(engine, eval_datasets=[dataset(), dataset(name="bad", path=path)]))
+    with pytest.raises(ValueError, match="evaluation set small: 6 samples, min_eval_samples is 7"):
+        read_eval_sets(make_args(engine, eval_datasets=[dataset(name="small", min_eval_samples=7)]))
+
+
+def test_hooks_of_a_set_are_looked_up_at_the_start(engine, make_args, dataset):
+    from slime.rollout.hooks import check_hooks
+
+    args = make_args(
+        engine, rollout_function_path="slime.rollout.sglang_rollout.generate_rollout", custom_rollout_log_function_path=None,
+        eval_function_path="slime.rollout.sglang_rollout.generate_rollout", custom_eval_rollout_log_function_path=None,
+        custom_convert_samples_to_train_data_path=None, eval_datasets=[dataset(custom_rm_path="stub_rm.nowhere")],
+    )  # fmt: skip
+    with pytest.raises(AttributeError, match="--custom-rm-path: 'stub_rm.nowhere'"):
+        check_hooks(args)
+
+
+def test_a_least_length_never_exceeds_the_room_that_is_left(engine, make_args, dataset):
+    sets = [dataset(min_new_tokens=6, n_samples_per_eval_prompt=1)]
+    evaluate(make_args(engine, eval_datasets=sets, eval_max_context_len=5))
+    sent = [request["sampling_params"] for request in engine.requests]
+    assert sent and all(params["max_new_tokens"] == params["min_new_tokens"] == 3 for params in sent)

@@ -196,12 +196,16 @@ def test_fb_d05_an_empty_set_is_a_clear_error(write_rows, tokenizer, suffix, lim
         PromptSet(write_rows(ROWS) + suffix, RowFormat(max_prompt_len=limit), tokenizer)
 
 
+#: a PNG of one pixel
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
 def test_fb_d07_mixed_modalities_keep_the_order(write_rows, tokenizer):
-    rows = [{"input": f"{'<image>' * (i % 2)} q{i}", "images": ["pic"] * (i % 2)} for i in range(4)]
+    rows = [{"input": f"{'<image>' * (i % 2)} q{i}", "images": [DOT] * (i % 2)} for i in range(4)]
     fmt = RowFormat(multimodal_keys={"image": "images"}, max_prompt_len=200)
     contents = [sample.prompt[0]["content"] for sample in PromptSet(write_rows(rows), fmt, tokenizer).samples]
     assert [parts[-1]["text"] for parts in contents] == [" q0", " q1", " q2", " q3"]
-    assert contents[1][0] == {"type": "image", "image": "pic"}
+    assert contents[1][0] == {"type": "image", "image": DOT}
 
 
 def test_media_must_match_the_placeholders():
@@ -212,6 +216,19 @@ def test_media_must_match_the_placeholders():
         place_media([message], {"image": ["a", "b", "c"]})
     item = {"type": "image", "image": "a", "max_pixels": 5}
     assert place_media([message], {"image": [item, "b"]})[0]["content"][0] is item
+    parts = place_media([message], {"image": ({"image": "a", "max_pixels": 5}, {"bytes": b"png", "path": None})})
+    assert parts[0]["content"][0] == item
+    assert parts[0]["content"][2] == {"type": "image", "image": {"bytes": b"png", "path": None}}
+
+
+def test_a_row_may_hold_one_medium_by_itself_and_a_bad_one_names_its_line(write_rows):
+    fmt = RowFormat(multimodal_keys={"image": "picture", "audio": "sound"})
+    row = {"input": "<image> <audio>", "picture": DOT, "sound": "a.wav"}
+    (sample,) = iter_samples(write_rows([row]), fmt)
+    assert sample.multimodal_inputs["images"][0].size == (1, 1) and sample.multimodal_inputs["audios"] == ["a.wav"]
+    for bad in ({**row, "picture": "no such picture"}, {**row, "input": "<image>"}, {**row, "input": "<audio>" * 2}):
+        with pytest.raises(ValueError, match=r"data.jsonl:2: --multimodal-keys: "):
+            list(iter_samples(write_rows([row, bad]), fmt))
 
 
 @pytest.mark.parametrize("template", [CHATML, BOS_CHATML])

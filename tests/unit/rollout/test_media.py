@@ -1,0 +1,212 @@
+"""Images and audio of a sample: from the row to the engine, through buffer, checkpoint and dump, to the trainer's shard."""
+
+import base64
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_engine import reply
+from PIL import Image
+
+from slime.observability.debug_dump import load_rollout_dump, save_rollout_dump
+from slime.rollout import data_state
+from slime.rollout.base_types import leaves_of
+from slime.rollout.data_source import RolloutDataSourceWithBuffer, create_data_source
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.sglang_rollout import generate_rollout
+from slime.utils.plain_data import same
+from slime.utils.types import Sample
+
+KEYS = {"image": "images", "audio": "sounds"}
+
+
+def picture(number):
+    return Image.new("RGB", (4, 3), (number, 10, 20))
+
+
+def png_text(number):
+    stream = io.BytesIO()
+    picture(number).save(stream, format="PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def decoded(uri):
+    return Image.open(io.BytesIO(base64.b64decode(uri.split(",", 1)[1]))).convert("RGB")
+
+
+@pytest.fixture
+def media_args(engine, make_args, write_rows, tmp_path):
+    (tmp_path / "hello.wav").write_bytes(b"RIFF")
+    rows = [
+        {"input": f"<image> p{i} <audio>", "images": [png_text(i)], "sounds": str(tmp_path / "hello.wav")}
+        for i in range(10)
+    ]
+
+    def make(**overrides):
+        return make_args(engine, prompt_data=write_rows(rows, "media.jsonl"), multimodal_keys=KEYS, **overrides)
+
+    return make
+
+
+class Processor:
+    """As a checkpoint's: placeholders expand to three ids per image, and there are pixels beside them."""
+
+    chat_template = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] if part['type'] == 'text' else '#' }}{% endfor %}{% endfor %}"
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.calls = []
+
+    def __call__(self, text, images=None, videos=None, audio=None, return_tensors=None):
+        self.calls.append((text, images, audio))
+        ids = self.tokenizer.encode(text[0]) + [3] * 3 * len(images)
+        pixels = torch.tensor([image.getpixel((0, 0)) for image in images], dtype=torch.float32)
+        return {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids)), "pixel_values": pixels}
+
+
+@pytest.fixture
+def with_processor(monkeypatch):
+    def install(args):
+        state = GenerateState(args)
+        tokenizer = state.tokenizer
+        monkeypatch.setattr(tokenizer, "chat_template", Processor.chat_template)
+        state.processor = Processor(tokenizer)
+        return state.processor
+
+    return install
+
+
+def test_built_in_generator_sends_media_and_keeps_what_the_processor_made(engine, media_args, with_processor):
+    args = media_args(rollout_engine="sglang")
+    processor = with_processor(args)
+    groups = generate_rollout(args, 0, RolloutDataSourceWithBuffer(args)).samples
+    for sample in leaves_of(groups):
+        row = sample.group_index
+        assert sample.multimodal_train_inputs["pixel_values"].tolist() == [[row, 10, 20]]
+        assert sample.tokens[:-3][-3:] == [3, 3, 3] and sample.prompt_length == len(sample.tokens) - 3
+    assert all(request["text"].startswith("#") and "input_ids" not in request for request in engine.requests)
+    sent = sorted(decoded(request["image_data"][0]).getpixel((0, 0))[0] for request in engine.requests)
+    assert sent == [0, 0, 1, 1]
+    assert {request["audio_data"][0] for request in engine.requests} == {"data:audio/x-wav;base64,UklGRg=="}
+    assert processor.calls[0][2] is not None
+
+
+def test_a_continued_sample_sends_its_ids_and_its_media(engine, media_args, with_processor):
+    args = media_args(rollout_engine="sglang", partial_rollout=True, over_sampling_batch_size=3, rollout_batch_size=1)
+    with_processor(args)
+    hung = []
+
+    def answer(payload):
+        if "text" in payload and "p0" not in payload["text"] and payload["text"] not in hung:
+            hung.append(payload["text"])
+            return {"hang": [5]}
+        return reply([7, 8], "ab")
+
+    engine.answer = answer
+    source = RolloutDataSourceWithBuffer(args)
+    generate_rollout(args, 0, source)
+    engine.requests.clear()
+    generate_rollout(args, 1, source)
+    continued = [request for request in engine.requests if "input_ids" in request]
+    assert continued and all(request["input_ids"][-1] == 5 and request["image_data"] for request in continued)
+
+
+def test_train_inputs_are_made_where_a_source_brought_ids_alone(engine, media_args, with_processor):
+    args = media_args(rollout_engine="sglang")
+    with_processor(args)
+    source = RolloutDataSourceWithBuffer(args)
+    for sample in source.dataset.samples:
+        sample.tokens = [1, 2]
+    sample = generate_rollout(args, 0, source).samples[0][0]
+    assert sample.multimodal_train_inputs is not None and sample.tokens[:2] != [1, 2]
+
+
+def restored(args, source, tmp_path, make=create_data_source):
+    data_state.save(args, source, str(tmp_path), 0)
+    again = make(args)
+    data_state.load(args, again, str(tmp_path), 0)
+    return again
+
+
+def test_media_of_a_row_are_not_stored_and_changed_ones_are(media_args, tmp_path):
+    args = media_args(data_source_path="slime.rollout.data_source.RolloutDataSourceWithBuffer")
+    source = create_data_source(args)
+    groups = source.get_samples(2)
+    for sample in leaves_of(groups):
+        sample.append_response_tokens(tokens=[5], log_probs=[-0.5])
+    groups[1][0].multimodal_inputs["images"].append(picture(99))  # what a tool drew
+    source.add_samples(groups)
+    stored = source.state_dict()["buffer"]
+    assert [sample["multimodal_inputs"] is None for group in stored for sample in group] == [True, True, False, True]
+    again = restored(args, source, tmp_path).get_samples(2)
+    for before, after in zip(leaves_of(groups), leaves_of(again), strict=True):
+        assert same(before.multimodal_inputs, after.multimodal_inputs)
+    assert again[0][0].multimodal_inputs["images"] is not again[0][1].multimodal_inputs["images"]
+
+
+class Albums:
+    """A user's source that makes its pictures itself."""
+
+    def __init__(self, args):
+        self.count = 0
+
+    def get_samples(self, num_samples):
+        self.count += num_samples
+        samples = [Sample(prompt=[{"role": "user", "content": [{"type": "image", "image": picture(1)}]}])]
+        samples[0].multimodal_inputs = {"images": [picture(1)], "audios": [(b"\x01\x02", 16000)]}
+        samples[0].metadata["thumbnail"] = picture(2)
+        return samples * num_samples
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_media_of_a_users_source_and_of_a_stream_survive_a_checkpoint(media_args, tmp_path, streamed):
+    overrides = {"streaming_data": True} if streamed else {"data_source_path": f"{__name__}.Albums"}
+    args = media_args(**overrides)
+    source = create_data_source(args)
+    (group,) = source.get_samples(1)
+    again = restored(args, source, tmp_path).get_samples(1)[0]
+    assert same(group[0].multimodal_inputs, again[0].multimodal_inputs)
+    assert same(group[0].prompt, again[0].prompt) and same(group[0].metadata, again[0].metadata)
+
+
+def test_media_survive_a_dump(tmp_path):
+    sample = Sample(index=0, prompt="a", multimodal_inputs={"images": [picture(3)], "videos": None})
+    sample.multimodal_train_inputs = {"pixel_values": torch.ones(1, 3), "names": ["x"]}
+    save_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0, [sample])
+    (back,) = load_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0)
+    assert same(back.multimodal_inputs, sample.multimodal_inputs)
+    assert same(back.multimodal_train_inputs, sample.multimodal_train_inputs)
+
+
+def test_the_teacher_gets_the_media_too(monkeypatch):
+    import asyncio
+
+    from slime.rollout import on_policy_distillation as opd
+
+    async def teacher(url, payload, **options):
+        assert decoded(payload["image_data"][0]).getpixel((0, 0)) == (4, 10, 20)
+        return {"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 2, None]]}}
+
+    monkeypatch.setattr(opd, "post", teacher)
+    sample = Sample(tokens=[1, 2], response_length=1, multimodal_inputs={"images": [picture(4)]})
+    args = SimpleNamespace(rm_url="http://teacher/generate", rollout_temperature=1.0, rm_timeout=5.0)
+    asyncio.run(opd.score_with_teacher(args, sample))
+    assert sample.teacher_log_probs == [-1.0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields"),
+    [(None, []), ({"image": "images"}, []), (KEYS, ["audio_data"]), ({"video": "v"}, ["video_data"])],
+)
+def test_router_of_a_run_with_sound_lets_it_through(keys, fields):
+    from slime.ray.router import fields_to_keep
+
+    args = SimpleNamespace(use_rollout_routing_replay=False, rollout_top_p=1.0, multimodal_keys=keys, eval_datasets=[])
+    assert fields_to_keep(args) == fields
