@@ -116,5 +116,3 @@ def _context(args) -> Iterator[str]:
     shown = f"--context-parallel-size {args.context_parallel_size}"
     if args.share_prompts:
         yield f"{shown} cannot be used with --share-prompts: a shared prompt belongs to no single sequence"
-    if args.loss_type == "custom_loss":
-        yield f"{shown} cannot be used with --loss-type custom_loss, which is given the logits of whole samples"

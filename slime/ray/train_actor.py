@@ -150,10 +150,11 @@ class TrainActor:
         if self._args.lora_sync == "adapter":  # compared when they were sent
             return
         with self._actor.weights_in_place():
-            if self._publisher.clients:
-                check_engines(self._publisher.clients, self._actor.export_weights, version)
-            else:
+            if not self._publisher.clients:
                 self._actor.help_export()
+                return
+            with _walked_to_the_end(self._actor.export_weights()) as weights:
+                check_engines(self._publisher.clients, weights, version)
 
     def _make_publisher(self, engine_urls: list[str]):
         from slime.backends.weight_sync.distributed import BroadcastTransport

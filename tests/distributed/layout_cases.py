@@ -42,6 +42,7 @@ REFERENCES = [
     Case("grpo-experts", 1, model="experts"),
     Case("per_token-experts", 1, scenario="per_token", model="experts"),
     Case("kept_and_mis-tied", 1, scenario="kept_and_mis"),
+    Case("custom-tied", 1, scenario="custom"),
     Case("few-tied", 1, scenario="few"),
     Case("few_per_token-tied", 1, scenario="few_per_token"),
 ]
@@ -77,6 +78,8 @@ CASES = [
     Case("cp2", 2, CP),
     Case("cp2 single, per token", 2, CP, batches="single", scenario="per_token"),
     Case("cp2 sequence ratios", 2, CP, scenario="gspo"),
+    Case("cp2, custom loss", 2, CP, scenario="custom"),
+    Case("pp2, custom loss", 2, PP, scenario="custom"),
     Case("experts ep2", 2, EP, model="experts"),
     Case("experts cp2", 2, CP, model="experts"),
     Case("dp4", 4),

@@ -25,6 +25,10 @@ SCENARIOS = {
     "kept_and_mis": dict(
         rollout_top_p=0.9, use_tis=True, custom_tis_function_path="tests.distributed.train_ranks.normalised_mis"
     ),
+    "custom": dict(
+        loss_type="custom_loss",
+        custom_loss_function_path="tests.distributed.train_ranks.whole_stream_loss",
+    ),
     "few": dict(use_tis=True, use_kl_loss=True, kl_loss_coef=0.05, global_batch_size=2),
     "few_per_token": dict(calculate_per_token_loss=True, global_batch_size=2),
 }
@@ -45,6 +49,23 @@ def with_normalisation(args) -> SimpleNamespace:
 
 
 normalised_mis.step_sums = lambda args: mis_function.step_sums(with_normalisation(args))
+
+
+def whole_stream_loss(args, batch, logits, reducer):
+    """A loss of all tokens and of columns: policy gradient of the responses, likelihood of the prompts."""
+    flat = batch["packed_tokens"][0]
+    table = logits[0].log_softmax(-1)
+    likelihoods = table[:-1].gather(1, flat[1:, None])[:, 0]
+    losses, told, start = [], logits.new_zeros(()), 0
+    for total, response, advantages in zip(
+        batch["total_lengths"], batch["response_lengths"], batch["advantages"], strict=True
+    ):
+        own = likelihoods[start : start + total - 1]
+        losses.append(-own[total - 1 - response :] * advantages)
+        told = told - own[: total - 1 - response].mean()
+        start += total
+    assert int(batch["packed_seq_params"].cu_seqlens_q[len(batch["tokens"])]) == start
+    return reducer(torch.cat(losses)) + told, {"told": told}
 
 
 def kept_tokens() -> dict:

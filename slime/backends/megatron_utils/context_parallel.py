@@ -66,11 +66,23 @@ def whole_responses(values: torch.Tensor, own: torch.Tensor | None, size: int) -
     """Put what the context ranks computed for their response tokens together.
 
     Args:
-        values: [n] of this rank, with or without gradient. own: [n] their places among the `size` response tokens, None
+        values: [n, ...] of this rank, with or without gradient. own: [n] their places among the `size` response tokens, None
             when this rank has them all.
-    Returns: [N], equal on all context ranks. Collective over them unless `own` is None.
+    Returns: [N, ...], equal on all context ranks. Collective over them unless `own` is None.
     """
     return values if own is None else _Join.apply(values, own, size)
+
+
+def whole_stream(output: torch.Tensor, lengths: Sequence[int], part: Zigzag) -> torch.Tensor:
+    """Put the parts [1, T, ...] of the context ranks together: the samples of `lengths` end to end, without padding."""
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    places = [
+        slice_sequence(torch.arange(start, start + length), part.size, part.rank, pad=-1)
+        for start, length in zip(starts, lengths, strict=False)
+    ]
+    place = torch.cat(places).to(output.device)
+    real = (place >= 0).nonzero().squeeze(1)
+    return whole_responses(output[0, real], place[real], starts[-1])[None]
 
 
 class _Join(torch.autograd.Function):
@@ -80,7 +92,7 @@ class _Join(torch.autograd.Function):
         from megatron.core import parallel_state as mpu
 
         ctx.save_for_backward(own)
-        whole = values.new_zeros(size)
+        whole = values.new_zeros(size, *values.shape[1:])
         whole[own] = values
         dist.all_reduce(whole, group=mpu.get_context_parallel_group())
         return whole

@@ -17,9 +17,10 @@ from slime.algorithms.numeric import non_finite_rows
 from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.algorithms.sft_loss import sft_loss
 from slime.algorithms.value_loss import value_loss
-from slime.backends.megatron_utils.context_parallel import whole_responses
+from slime.backends.megatron_utils.context_parallel import whole_responses, whole_stream
 from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import response_log_probs
+from slime.backends.megatron_utils.packed_sequences import PackedBatchParams
 from slime.utils import device
 from slime.utils.misc import load_function
 
@@ -149,7 +150,7 @@ def step_sums_function(args):
     """Return what the TIS function wants summed over each optimizer step (`off_policy_hooks`), or None."""
     if args.custom_tis_function_path is None or not (args.use_tis or args.get_mismatch_metrics):
         return None
-    make = vars(load_function(args.custom_tis_function_path)).get("step_sums")
+    make = getattr(load_function(args.custom_tis_function_path), "step_sums", None)
     return None if make is None else make(args)
 
 
@@ -195,17 +196,26 @@ def value_loss_function(args, batch: MicroBatch, data: dict, outputs: torch.Tens
 def custom_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
     """Call `--custom-loss-function-path` as (args, batch, logits, reducer) -> (loss, {name: tensor}).
 
-    `logits` are those of the whole stream, [1, T, V / tp]; `batch` is a dict of this micro-batch's columns.
+    `logits` are those of the whole stream, [1, T, V / tp]; `batch` is a dict of this micro-batch's columns. Context ranks
+    put their parts together for it, so it sees the same on each of them.
     """
+    tokens = [t.to(batch.tokens.device) for t in batch.column(data, "tokens")]
+    stream, packed = batch.tokens, batch.packed
+    if batch.own is not None:
+        logits = whole_stream(logits, batch.total_lengths, packed.part)
+        stream, packed = (
+            torch.cat(tokens)[None],
+            PackedBatchParams.from_lengths(list(batch.total_lengths), stream.device),
+        )
     columns = {
         key: batch.column(data, key)
         for key, value in data.items()
         if isinstance(value, list) and len(value) == len(data["tokens"])
     }
     columns.update(
-        tokens=[t.to(batch.tokens.device) for t in batch.column(data, "tokens")],
-        packed_tokens=batch.tokens,
-        packed_seq_params=batch.packed,
+        tokens=tokens,
+        packed_tokens=stream,
+        packed_seq_params=packed,
         total_lengths=list(batch.total_lengths),
         response_lengths=list(batch.response_lengths),
     )

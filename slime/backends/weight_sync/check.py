@@ -8,7 +8,7 @@ engine only the version is compared, and that is said.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from slime.utils.checksum import tensor_checksum
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Export = Callable[[], Iterable[tuple[str, "torch.Tensor"]]]
+Export = Iterable[tuple[str, "torch.Tensor"]]
 
 
 def check_engines(clients: list[EngineClient], export: Export, version: int) -> None:
     """Compare the exported weights with what each engine holds after the update to `version`.
 
-    Walks the export once, whatever the engines: other ranks may have to walk along.
+    Walks the export once, whatever the engines.
 
     Raises: RuntimeError naming the engine and the first tensors that differ, or the version it serves instead.
     """
@@ -57,7 +57,7 @@ def _both_checksums(export: Export, with_sglang: bool) -> tuple[dict[str, str], 
     by_name: dict[str, str] = {}
 
     def noted() -> Iterable[tuple[str, torch.Tensor]]:
-        for name, tensor in export():
+        for name, tensor in export:
             by_name[name] = tensor_checksum(tensor)
             yield name, tensor
 

@@ -82,10 +82,6 @@ def test_one_virtual_stage_is_no_virtual_pipeline(parse):
             "--micro-batch-size 4 = 16",
         ),
         ("--context-parallel-size 2 --share-prompts", "--context-parallel-size 2 cannot be used with --share-prompts"),
-        (
-            "--context-parallel-size 2 --loss-type custom_loss --custom-loss-function-path a.b",
-            "--context-parallel-size 2 cannot be used with --loss-type custom_loss",
-        ),
     ],
 )
 def test_layouts_that_do_not_fit_are_refused(parse, words, message):

@@ -54,3 +54,15 @@ def test_a_failing_update_leaves_no_rank_waiting_in_the_export(lora_sync):
     with pytest.raises(RuntimeError, match="the engine refused"):
         rank.update_weights(["an engine"], 1, set())
     assert rank._actor.walked == 3
+
+
+def test_nor_does_a_failing_comparison():
+    class Engine:
+        def weights_checker(self, action):
+            raise RuntimeError("the engine refused")
+
+    rank = TrainActor(SimpleNamespace(lora_sync="merged", lora_base=None, hf_checkpoint=None), 0, 2, "127.0.0.1")
+    rank._actor, rank._publisher = Exporting(), SimpleNamespace(clients=[Engine()])
+    with pytest.raises(RuntimeError, match="the engine refused"):
+        rank.check_weights(1)
+    assert rank._actor.walked == 3

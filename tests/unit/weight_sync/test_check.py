@@ -54,7 +54,7 @@ def test_sglang_checksum_is_that_of_the_fused_and_padded_tensor():
 
 def test_equal_engines_pass():
     ours = Client({"checksums": {name: tensor_checksum(tensor) for name, tensor in weights()}})
-    check_engines([ours, Client(sglang_reply(weights()))], weights, 3)
+    check_engines([ours, Client(sglang_reply(weights()))], weights(), 3)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "sglang"])
@@ -65,16 +65,16 @@ def test_weight_that_did_not_arrive_is_named(kind):
     else:
         client, named = Client({"checksums": {name: tensor_checksum(tensor) for name, tensor in changed}}), "k_proj"
     with pytest.raises(RuntimeError, match=f"version 3 engine http://engine differs .* in 1 of .*{named}"):
-        check_engines([client], weights, 3)
+        check_engines([client], weights(), 3)
 
 
 def test_engine_of_another_version_is_named():
     with pytest.raises(RuntimeError, match="serves version '2' after the update to version 3"):
-        check_engines([Client(sglang_reply(weights()), version="2")], weights, 3)
+        check_engines([Client(sglang_reply(weights()), version="2")], weights(), 3)
 
 
 def test_sglang_on_a_gpu_is_compared_by_version_and_that_is_said(caplog):
     client = Client({"success": True, "ranks": [{"checksums": {"a": "1"}}]}, device="cuda")
     with caplog.at_level(logging.WARNING):
-        check_engines([client], weights, 3)
+        check_engines([client], weights(), 3)
     assert "only the weight version is compared" in caplog.text
