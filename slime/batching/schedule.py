@@ -16,6 +16,7 @@ A filler is the shortest sample of the step once more, fully masked and left out
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
@@ -233,6 +234,14 @@ def split_train_data_by_dp(
     )
     columns = dict(train_data, total_lengths=total_lengths)
     return [_rank_payload(columns, num_samples, schedule, rank) for rank in range(dp_size)]
+
+
+def for_one_pass(args, samples: Sequence[Any]) -> argparse.Namespace:
+    """Arguments that lay these samples, any number of them, out as one step, for a pass that does not train."""
+    longest = max(len(sample.tokens) for sample in samples)
+    cap = args.max_tokens_per_gpu or longest * args.micro_batch_size
+    step = {"global_batch_size": len(samples), "use_dynamic_batch_size": True, "max_tokens_per_gpu": cap}
+    return argparse.Namespace(**{**vars(args), **step})
 
 
 def _flops_fn(args) -> Callable[[int], float]:

@@ -30,6 +30,10 @@ FRAMEWORK_SERVER_ARGS = frozenset(
 )
 
 
+#: Computes the loss of evaluation sets in the trainer, without engines.
+SFT_ROLLOUT = "slime.rollout.sft_rollout."
+
+
 @dataclass
 class Run:
     """What the derivation steps share: the arguments, which of them were given, and what to say at start."""
@@ -196,7 +200,8 @@ def rollout_sizes(run: Run) -> None:
         args.grpo_std_normalization = False
     if args.eval_max_context_len is None:
         args.eval_max_context_len = args.rollout_max_context_len
-    if args.rollout_max_context_len is not None and args.rollout_max_prompt_len is None:
+    is_sft = args.rollout_function_path.startswith(SFT_ROLLOUT)  # its prompts are whole conversations
+    if args.rollout_max_context_len is not None and args.rollout_max_prompt_len is None and not is_sft:
         args.rollout_max_prompt_len = args.rollout_max_context_len - 1
     if args.eval_function_path is None:
         args.eval_function_path = args.rollout_function_path
@@ -333,6 +338,12 @@ def evaluation(run: Run) -> None:
         )
     elif args.eval_datasets and args.eval_interval is None:
         run.notes.append("evaluation data without --eval-interval: no evaluation")
+    if (
+        args.eval_interval is not None
+        and args.debug_train_only
+        and not args.rollout_function_path.startswith(SFT_ROLLOUT)
+    ):
+        run.notes.append(f"--eval-interval {args.eval_interval} has no effect: no engine starts")
     for item in args.eval_datasets:
         if item.unread:
             run.notes.append(f"evaluation set {item.name}: only functions of your own read {', '.join(item.unread)}")

@@ -144,7 +144,8 @@ def _rollout(args, given) -> Problems:
             f"--over-sampling-batch-size {args.over_sampling_batch_size} is below "
             f"--rollout-batch-size {args.rollout_batch_size}"
         )
-    if args.rollout_max_context_len is not None and args.rollout_max_prompt_len > args.rollout_max_context_len - 1:
+    context, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
+    if context is not None and prompt is not None and prompt > context - 1:
         yield (
             f"--rollout-max-prompt-len {args.rollout_max_prompt_len} leaves no room for a response in "
             f"--rollout-max-context-len {args.rollout_max_context_len}"

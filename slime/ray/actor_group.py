@@ -70,6 +70,11 @@ class ActorGroup:
         wire = "perf/update_weights_wire_bytes"
         return merged | ({wire: sum(metrics[wire] for metrics in per_rank)} if per_rank else {})
 
+    def loss(self, shards: list) -> float:
+        """The loss of samples that are not trained; one boxed shard per data-parallel rank."""
+        (loss,) = [reply for reply in self._on_all("loss", shards) if reply is not None]
+        return loss
+
     def sleep(self) -> None:
         """Have every rank give memory back, for the engines on its slot."""
         self._on_all("sleep")

@@ -36,6 +36,7 @@ class RolloutManager:
         self._args, self._slots, self._host = args, slots, host
         self._server = None
         self._trained_by: dict[int, list] = {}
+        self._held_out: dict[str, list[Sample]] = {}  # evaluation sets whose loss the trainer computes
         self._progress = Progress()
         self._notes: list[str] = []  # what was decided here and has to be said at start
 
@@ -78,6 +79,7 @@ class RolloutManager:
             )
 
     def _load_functions(self) -> None:
+        from slime.rollout import sft_rollout
         from slime.rollout.data_source import create_data_source
         from slime.rollout.eval_rollout import read_eval_sets
         from slime.rollout.hooks import check_hooks
@@ -96,6 +98,8 @@ class RolloutManager:
         self._eval_function = load_function(args.eval_function_path)
         if self._server is not None and args.eval_interval and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION:
             read_eval_sets(args)
+        if self._server is None and args.eval_interval and args.rollout_function_path == sft_rollout.PATH:
+            self._held_out = sft_rollout.held_out_samples(args)
 
     def _known_prompts(self) -> Iterable:
         """Prompts that can be looked at before the first round: all of a file, the first of a stream, none of other sources."""
@@ -155,7 +159,7 @@ class RolloutManager:
         if args.debug_rollout_only:
             return [], metrics
         converting = time.monotonic()
-        shards, untrained = self._shards(samples)
+        shards, untrained = self._shards(samples, args)
         self._keep_untrained(rollout_id, untrained, metrics)
         metrics["perf/convert_time"] = time.monotonic() - converting
         return shards, metrics
@@ -218,7 +222,7 @@ class RolloutManager:
                 return {}
         return compute_rollout_metrics(args, samples, seconds, extra)
 
-    def _shards(self, samples: list) -> tuple[list[Box], set[int]]:
+    def _shards(self, samples: list, args) -> tuple[list[Box], set[int]]:
         """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step)."""
         import ray
 
@@ -226,7 +230,6 @@ class RolloutManager:
         from slime.batching.schedule import split_train_data_by_dp
         from slime.batching.transport import pack
 
-        args = self._args
         train_data = convert_samples_to_train_data(args, samples)
         shards = split_train_data_by_dp(
             args,
@@ -281,6 +284,15 @@ class RolloutManager:
             if log(rollout_id, args, output.data, extra):
                 return {}
         return compute_eval_metrics(args, output.data, extra)
+
+    def held_out_shards(self) -> dict[str, list[Box]]:
+        """For each evaluation set of an SFT run, one boxed shard per data-parallel rank."""
+        from slime.batching.schedule import for_one_pass
+
+        return {
+            name: self._shards(samples, for_one_pass(self._args, samples))[0]
+            for name, samples in self._held_out.items()
+        }
 
     def save(self, directory: str, rollout_id: int) -> None:
         """Write the Data Buffer's state after round ``rollout_id`` into a checkpoint directory."""

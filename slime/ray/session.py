@@ -78,6 +78,7 @@ class Session:
         self._engine_urls: list[str] = []
         self._manager = self._trainer = None
         self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
+        self._held_out: dict[str, list] | None = None  # shards of an SFT run's evaluation sets
         self._report = RoundReport()
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
@@ -256,9 +257,12 @@ class Session:
         self._report.metrics |= metrics
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
-        """Evaluate with the weights that the engines hold now. Returns the metrics."""
+        """Evaluate with the weights that the engines hold now; without engines, the loss of an SFT run's held-out sets.
+
+        Returns: the metrics.
+        """
         if not self._engine_urls:
-            return {}
+            return self._evaluate_loss(rollout_id)
         self._turns.to_generation()
         self._note_startup()
         with self._timed("eval", rollout_id):
@@ -268,10 +272,25 @@ class Session:
                 deadline_s=self.args.stall_timeout,
                 on_poll=self._poll_progress,
             )
+        self._report_evaluation(rollout_id, metrics)
+        return metrics
+
+    def _evaluate_loss(self, rollout_id: int) -> dict[str, float]:
+        if self._trainer is None:
+            return {}
+        with self._timed("eval", rollout_id):
+            if self._held_out is None:
+                self._held_out = wait_for(self._manager.held_out_shards.remote(), "held-out samples", deadline_s=600)
+            losses = {name: self._trainer.loss(shards) for name, shards in self._held_out.items()}
+        metrics = {f"eval/{name}-loss": loss for name, loss in losses.items()}
+        self._report_evaluation(rollout_id, metrics)
+        return metrics
+
+    def _report_evaluation(self, rollout_id: int, metrics: dict[str, float]) -> None:
         self._log(metrics, "eval/step", rollout_id)
         scores = {name: value for name, value in metrics.items() if name.count("/") == 1 and "_ratio" not in name}
-        self.console.say("evaluation  " + "  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
-        return metrics
+        if scores:
+            self.console.say("evaluation  " + "  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
 
     def save(self, rollout_id: int) -> None:
         """One complete checkpoint: trainer, Data Buffer, export, manifest last.

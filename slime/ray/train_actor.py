@@ -84,6 +84,10 @@ class TrainActor:
             metrics["rollout"][f"perf/{self._actor.role.time_prefix}data_fetch_time"] = fetch_s
         return metrics, pack(self._actor.columns)
 
+    def loss(self, shards: list) -> float | None:
+        """The loss of this model on samples that it does not train on, on the main rank."""
+        return self._actor.loss(self._fetch(shards))
+
     def _fetch(self, shards: list) -> dict:
         import ray
 

@@ -88,6 +88,10 @@ class Trainer:
         """Bring every engine to the actor's weights, see ``ActorGroup.update_weights``."""
         return self._groups["actor"].update_weights(engine_urls, version, in_use, on_poll)
 
+    def loss(self, shards: list) -> float:
+        """The actor's loss of samples that it does not train on; one boxed shard per data-parallel rank."""
+        return self._groups["actor"].loss(shards)
+
     def save(self, directory: str) -> None:
         """Every role's state into one directory."""
         for role, group in self._groups.items():

@@ -31,11 +31,14 @@ NUM_CHECKED_RENDERS = 32
 class MultiTurnLossMaskGenerator:
     """Masks for one tokenizer.
 
+    Args:
+        template_kwargs: options of the chat template (`--apply-chat-template-kwargs`).
+
     Raises:
         ValueError: unknown type, or a tokenizer without chat template.
     """
 
-    def __init__(self, tokenizer, tokenizer_type: str = "qwen"):
+    def __init__(self, tokenizer, tokenizer_type: str = "qwen", template_kwargs: dict[str, Any] | None = None):
         if tokenizer_type not in TYPES:
             raise ValueError(f"--loss-mask-type {tokenizer_type!r} is unknown; choose one of {', '.join(TYPES)}")
         if not tokenizer.chat_template:
@@ -46,6 +49,7 @@ class MultiTurnLossMaskGenerator:
             tokenizer_type = "distill_qwen"
         self.tokenizer = tokenizer
         self.tokenizer_type = tokenizer_type
+        self._template_kwargs = template_kwargs or {}
         self._checks_left = NUM_CHECKED_RENDERS
         self.system_message_length, self.gen_token_length = self._probe_lengths()
 
@@ -101,7 +105,11 @@ class MultiTurnLossMaskGenerator:
 
     def _render(self, messages: Messages, tools: list | None = None, generation_prompt: bool = False) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=False, add_generation_prompt=generation_prompt
+            messages,
+            tools=tools or None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **self._template_kwargs,
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -172,7 +180,12 @@ class MultiTurnLossMaskGenerator:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = list(encoded["input_ids"])
         template_ids = self.tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=True, return_dict=False, add_generation_prompt=False
+            messages,
+            tools=tools or None,
+            tokenize=True,
+            return_dict=False,
+            add_generation_prompt=False,
+            **self._template_kwargs,
         )
         if ids != list(template_ids):
             raise ValueError("the rendered conversation does not encode to the ids of the chat template itself")

@@ -228,6 +228,19 @@ class MegatronActor:
         self.columns = _on_cpu({"values": data["values"]}) if gives else {}
         return {"steps": steps, "rollout": rollout} if self.is_main_rank else {}
 
+    def loss(self, shard: dict) -> float | None:
+        """The negative log-likelihood of samples that are not trained, averaged like the loss; on the main rank, else None."""
+        from slime.backends.megatron_utils import metrics
+        from slime.backends.megatron_utils.log_probs import log_prob_pass
+
+        assert not self.offload.is_asleep, "evaluating a sleeping rank"
+        data, batches = self._lay_out(shard)
+        data.update(log_prob_pass(self.args, self.model, batches))
+        if not self._is_last_stage:
+            return None
+        loss = -metrics.rollout_metrics(self.args, data)["rollout/log_probs"]
+        return loss if self.is_main_rank else None
+
     def _lay_out(self, shard: dict):
         """Return the shard on the device, and its micro-batches."""
         from slime.backends.megatron_utils.context_parallel import zigzag

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from slime.batching.convert import _loss_mask
+from slime.config.eval_datasets import EvalDatasetConfig
+from slime.rollout import sft_rollout
 from slime.rollout.sft_rollout import generate_rollout
 from slime.utils.tiny_model import write_byte_tokenizer
 from slime.utils.types import Sample
@@ -41,7 +44,8 @@ def folder(tmp_path_factory):
 def make_args(folder, **changes):
     values = dict(
         hf_checkpoint=folder, trust_remote_code=False, loss_mask_type="qwen", n_samples_per_prompt=1,
-        rollout_batch_size=1, rollout_max_context_len=None,
+        rollout_batch_size=1, rollout_max_context_len=None, sglang_context_length=None, model_arch={},
+        strict_args=False, eval_max_prompt_len=None, custom_generate_function_path=None, eval_datasets=[],
     )  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -98,7 +102,48 @@ def test_refusals_name_the_flag(folder):
         generate_rollout(make_args(folder, rollout_max_context_len=5), 0, source)
     with pytest.raises(ValueError, match="--n-samples-per-prompt"):
         generate_rollout(make_args(folder, n_samples_per_prompt=2), 0, source)
-    with pytest.raises(ValueError, match="cannot evaluate"):
+    with pytest.raises(ValueError, match="asks no engine.*--eval-function-path"):
         generate_rollout(make_args(folder), 0, source, evaluation=True)
     with pytest.raises(ValueError, match="--label-key"):
         generate_rollout(make_args(folder), 0, ListSource([Sample(index=0, prompt="x")]))
+
+
+def test_fb_d10_the_models_positions_are_a_limit_too(folder):
+    args = make_args(folder, model_arch={"max_position_embeddings": 12})
+    long, fits = Sample(index=0, prompt="x" * 11, label="y"), Sample(index=1, prompt="x" * 10, label="y")
+    output = generate_rollout(args, 0, ListSource([long, fits]))
+    assert output.samples == [[fits]] and output.metrics["sft/dropped_too_long"] == 1
+
+
+def test_options_of_the_template_reach_the_masks(folder):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    template = "{% for m in messages %}<{{ m['role'] }}{{ mark }}>{{ m['content'] }}<|im_end|>{% endfor %}"
+    sample = Sample(index=0, prompt=messages, apply_chat_template_kwargs={"mark": "!"})
+    args = make_args(folder, loss_mask_type="auto")
+    generator = sft_rollout._mask_generator(folder, False, "auto", '{"mark": "!"}')
+    before, generator.tokenizer.chat_template = generator.tokenizer.chat_template, template
+    try:
+        generate_rollout(args, 0, ListSource([sample]))
+        assert generator.tokenizer.decode(sample.tokens) == "<user!>a<|im_end|><assistant!>b<|im_end|>"
+    finally:
+        generator.tokenizer.chat_template = before
+    assert sample.response == "b<|im_end|>"
+
+
+def test_rows_with_media_are_refused(folder):
+    sample = Sample(index=3, prompt="a", label="b", multimodal_inputs={"images": ["x"]})
+    with pytest.raises(ValueError, match="SFT sample 3 has media"):
+        generate_rollout(make_args(folder), 0, ListSource([sample]))
+
+
+def test_held_out_rows_are_tokenised_like_those_of_training(folder, tmp_path):
+    path = tmp_path / "held_out.jsonl"
+    rows = [{"prompt": "sort 21=", "label": "12"}, {"prompt": "x" * 50, "label": "y"}, {"prompt": "q", "label": "a"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = EvalDatasetConfig("quiz", str(path), input_key="prompt", label_key="label", metadata_key="m", tool_key="t")
+    args = make_args(folder, eval_datasets=[config], rollout_max_context_len=40)
+    (samples,) = sft_rollout.held_out_samples(args).values()
+    assert [sample.response for sample in samples] == ["12<|im_end|>", "a<|im_end|>"]
+    assert [sample.index for sample in samples] == [0, 1]
+    with pytest.raises(ValueError, match="evaluation set quiz: none of 3 rows"):
+        sft_rollout.held_out_samples(make_args(folder, eval_datasets=[config], rollout_max_context_len=1))
