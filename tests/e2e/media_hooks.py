@@ -12,7 +12,8 @@ async def describe_and_ask(args, sample, sampling_params):
 
     image = sample.multimodal_inputs["images"][0]
     if not sample.tokens:
-        sample.tokens = GenerateState(args).tokenizer.encode("colour %d %d %d=" % image.getpixel((0, 0)))
+        red, green, blue = image.getpixel((0, 0))
+        sample.tokens = GenerateState(args).tokenizer.encode(f"colour {red} {green} {blue}=")
         pixels = torch.tensor(list(image.tobytes()), dtype=torch.uint8).reshape(image.height, image.width, 3)
         sample.multimodal_train_inputs = {"pixel_values": pixels, "size": image.size}
     budget = sampling_params["max_new_tokens"] - sample.response_length
