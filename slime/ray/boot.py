@@ -12,6 +12,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ def connect(args, num_slots: int) -> bool:
         logger.info("joined the Ray cluster at %s", address)
     else:
         try:
-            ray.init(**_local_head(args, num_slots), **common)
+            with _without_unused_services():
+                ray.init(**_local_head(args, num_slots), **common)
         except Exception as error:  # Ray raises the base class itself
             raise RuntimeError(f"Ray could not be started on this machine: {error}") from error
     if threading.current_thread() is threading.main_thread():
@@ -87,6 +90,15 @@ def _local_head(args, num_slots: int) -> dict:
         "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # look for new log files every LOG_NAME_UPDATE_INTERVAL_S only
         "LOG_NAME_UPDATE_INTERVAL_S": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Timers of a cluster, and of a dashboard that is not there: each wake-up is paid for by the run.
+        "RAY_object_manager_timer_freq_ms": "1000",
+        "RAY_local_fs_monitor_interval_ms": "1000",
+        "RAY_kill_idle_workers_interval_ms": "1000",
+        "RAY_event_stats": "0",
+        "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "1",
+        "REPORTER_UPDATE_INTERVAL_MS": "600000",
+        "EVENT_AGENT_REPORT_INTERVAL_SECONDS": "60",
+        "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
     }.items():
         os.environ.setdefault(name, value)
     return {
@@ -96,6 +108,29 @@ def _local_head(args, num_slots: int) -> dict:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_node_ip_address": "127.0.0.1",
     } | ({} if args.has_gpu else {"num_gpus": num_slots})
+
+
+@contextmanager
+def _without_unused_services() -> Iterator[None]:
+    """Ray started in here has no autoscaler, no API server, and an agent that reports nothing.
+
+    Nobody asks them on a head that ends with the driver, they cost seconds at the start, and Ray has no switches for them.
+    """
+    from ray._private import node, utils
+
+    replacements = {
+        (node.Node, "start_monitor"): lambda *_: None,
+        (node.Node, "start_api_server"): lambda *_, **__: None,
+        # Its answer makes the agent a minimal one.
+        (utils, "get_dashboard_dependency_error"): lambda: ImportError("not wanted here"),
+    }
+    with ExitStack() as stack:
+        for (owner, name), replacement in replacements.items():
+            if not hasattr(owner, name):
+                continue  # another version of Ray: it starts what it likes
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
+        yield
 
 
 def _check_reachable(address: str) -> None:

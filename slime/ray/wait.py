@@ -24,24 +24,22 @@ def wait_for(references, what: str, *, deadline_s: float, on_poll: Callable[[], 
     import ray
 
     pending = list(references) if isinstance(references, list) else [references]
+    values: dict[Any, Any] = {}
     evidence: Any = None
     changed_at = time.monotonic()
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=_POLL_S)
-        for reference in done:
-            _value(reference, what)
+        values |= {reference: _value(reference, what) for reference in done}
+        if not pending:
+            break  # what is done within the first second is never asked for its progress
         current = on_poll() if on_poll else None
         if done or current != evidence:
             evidence, changed_at = current, time.monotonic()
-        elif pending and time.monotonic() - changed_at > deadline_s:
+        elif time.monotonic() - changed_at > deadline_s:
             raise RuntimeError(
                 f"waited {deadline_s:.0f} s for {what} without a sign of life (--stall-timeout); last seen: {evidence}"
             )
-    return (
-        [_value(reference, what) for reference in references]
-        if isinstance(references, list)
-        else _value(references, what)
-    )
+    return [values[reference] for reference in references] if isinstance(references, list) else values[references]
 
 
 def _value(reference, what: str) -> Any:

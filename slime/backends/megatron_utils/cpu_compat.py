@@ -175,7 +175,8 @@ def _scatter_uneven(whole: torch.Tensor, group, sizes: list[int]) -> torch.Tenso
 
 @contextlib.contextmanager
 def lone_groups_shared() -> Iterator[None]:
-    """While Megatron builds its groups: those whose only member is the same rank are one group. Nothing changes beside a GPU.
+    """While Megatron builds its groups: those whose only member is the same rank are one group, WORLD where it is the only rank.
+    Nothing changes beside a GPU.
 
     There are a score of them for a model that is not split, and each gloo group has a thread that wakes a hundred times a
     second. Nobody else is in them, so nothing can get out of order.
@@ -188,7 +189,8 @@ def lone_groups_shared() -> Iterator[None]:
         if ranks is None or len(ranks) != 1:
             return make(ranks, *args, **kwargs)
         if tuple(ranks) not in made:
-            made[tuple(ranks)] = make(ranks, *args, **kwargs)
+            is_world = torch.distributed.get_world_size() == 1
+            made[tuple(ranks)] = torch.distributed.group.WORLD if is_world else make(ranks, *args, **kwargs)
         return made[tuple(ranks)]
 
     if not device.has_accelerator():

@@ -43,6 +43,7 @@ def test_groups_of_one_rank_are_one_group_while_they_are_built(monkeypatch):
 
     made = []
     monkeypatch.setattr(parallel_state, "create_group", lambda ranks=None, *a, **k: made.append(ranks) or object())
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     original = parallel_state.create_group
     with cpu_compat.lone_groups_shared():
         lone = [parallel_state.create_group([0], backend="gloo", group_desc=name) for name in "ab"]
@@ -50,6 +51,9 @@ def test_groups_of_one_rank_are_one_group_while_they_are_built(monkeypatch):
         pairs = [parallel_state.create_group([0, 1]) for _ in range(2)]
     assert lone[0] is lone[1] is not other and pairs[0] is not pairs[1]
     assert made == [[0], [1], [0, 1], [0, 1]] and parallel_state.create_group is original
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    with cpu_compat.lone_groups_shared():
+        assert parallel_state.create_group([0]) is torch.distributed.group.WORLD and len(made) == 4
 
 
 def test_install_after_megatron_says_what_is_wrong():

@@ -27,3 +27,21 @@ def test_a_named_cluster_is_joined(init_calls, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     assert not boot.connect(SimpleNamespace(ray_address=None, omp_num_threads=1, has_gpu=False), 2)
     assert init_calls[0]["address"] == "auto" and "num_gpus" not in init_calls[0]
+
+
+def test_a_head_of_our_own_starts_no_services_that_nobody_asks(monkeypatch):
+    from ray._private import node, utils
+
+    before = (node.Node.start_monitor, node.Node.start_api_server, utils.get_dashboard_dependency_error)
+    seen = []
+
+    def init(**_):
+        head = object.__new__(node.Node)
+        seen.append((head.start_monitor(), head.start_api_server(include_dashboard=False, raise_on_failure=False)))
+        seen.append(type(utils.get_dashboard_dependency_error()))
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    boot.connect(SimpleNamespace(ray_address=None, omp_num_threads=1, has_gpu=False), 2)
+    assert seen == [(None, None), ImportError]
+    assert before == (node.Node.start_monitor, node.Node.start_api_server, utils.get_dashboard_dependency_error)
