@@ -96,7 +96,7 @@ WEIGHT_SYNC = section(
     [
         F("--update-weights-interval", "rounds between weight syncs", "int", 1, src="S", owner="slime/ray"),
         F("--update-weight-mode", "everything, or bytes changed since the last sync", default="full", choices=("full", "delta"), src="s"),
-        F("--update-weight-transport", "process group or shared folder", default="nccl", choices=("nccl", "disk"), src="s"),
+        F("--update-weight-transport", "direct (nccl): process group, or memory where a node's CPU processes share it; broadcast: process group always; or a shared folder", default="nccl", choices=("nccl", "broadcast", "disk"), src="s"),
         F("--update-weight-disk-dir", "shared folder of version folders", "path", src="s"),
         F("--update-weight-disk-keep-files", "keep full checkpoints after engines loaded them", action="true", default=False, src="U"),
         F("--update-weight-local-checkpoint-dir", "host-local copy that is patched before reload", "path", src="U"),

@@ -1,7 +1,7 @@
 """One rank of a train role: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights.
 
-Engines on the trainer's slots get weights through shared memory, each from the rank on its first slot; all others by broadcast
-from rank 0.
+Engines on the trainer's slots get weights through shared memory, each from the rank on its first slot; all others from rank 0: by
+broadcast, or, on a node without accelerators, through the memory that its processes share.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from slime.observability.progress import Progress
 
@@ -170,7 +171,9 @@ class TrainActor:
         args, transports = self._args, []
         timeout_s, per_engine = args.distributed_timeout_minutes * 60, args.rollout_num_gpus_per_engine
         buffer_bytes = args.update_weight_buffer_size
-        here, elsewhere = engines_of_rank(self._rank, engine_urls, args.num_shared_engines, per_engine)
+        shares_memory = args.update_weight_transport != "broadcast" and not device.has_accelerator()
+        node = self._host if shares_memory else None
+        here, elsewhere = engines_of_rank(self._rank, engine_urls, args.num_shared_engines, per_engine, node)
         if here:
             clients = [EngineClient(url, timeout_s=timeout_s) for url in here]
             transports.append(TensorTransport(clients, ranks_per_engine=per_engine, timeout_s=timeout_s))
@@ -214,16 +217,25 @@ def _walked_to_the_end(export: Iterator | None) -> Iterator[Iterator | None]:
             pass
 
 
-def engines_of_rank(rank: int, urls: list[str], num_shared: int, per_engine: int) -> tuple[list[str], list[str]]:
+def engines_of_rank(
+    rank: int, urls: list[str], num_shared: int, per_engine: int, node: str | None = None
+) -> tuple[list[str], list[str]]:
     """(engines that get rank ``rank``'s weights through shared memory, those that get them by broadcast).
 
     The first ``num_shared`` engines live on trainer slots; engine i starts at slot ``i * per_engine``, which is rank i's own.
+
+    Args:
+        node: address of rank 0's node if other engines there can read its memory.
 
     Example:
         Three engines of one slot, two trainer ranks, so two shared: rank 0 serves engine 0 and broadcasts to engine 2.
     """
     here = [url for index, url in enumerate(urls[:num_shared]) if index * per_engine == rank]
-    return here, urls[num_shared:] if rank == 0 else []
+    if rank != 0:
+        return here, []
+    others = urls[num_shared:]
+    near = [url for url in others if node is not None and urlsplit(url).hostname == node.strip("[]")]
+    return here + near, [url for url in others if url not in near]
 
 
 def _quieten_libraries() -> None:

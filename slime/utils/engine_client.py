@@ -7,11 +7,12 @@ the engine's own words; only a refused connection is retried (nothing was sent t
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+from slime.utils.kept_connections import KeptConnections, Reply
 
 CONNECT_RETRY_PAUSE_S = 0.1
 POLL_S = 0.1
@@ -31,8 +32,8 @@ class EngineClient:
     def __init__(self, base_url: str, timeout_s: float = 60.0, connect_retries: int = 3):
         self.base_url = base_url.rstrip("/")
         self._connect_retries = connect_retries
-        needs_tls = self.base_url.startswith("https:")  # reading the system's certificates costs a tenth of a second
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False, verify=needs_tls)
+        self._timeout_s = timeout_s
+        self._http = KeptConnections(self.base_url)
 
     def close(self) -> None:
         self._http.close()
@@ -290,7 +291,7 @@ class EngineClient:
 
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
-    ) -> httpx.Response:
+    ) -> Reply:
         response = self._send(method, path, body, timeout_s, self._connect_retries)
         if response.status_code != 200:
             raise _error(method, self.base_url + path, response)
@@ -298,30 +299,29 @@ class EngineClient:
 
     def _send(
         self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None, connect_retries: int
-    ) -> httpx.Response:
-        timeout = self._http.timeout if timeout_s is None else timeout_s
+    ) -> Reply:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         for attempt in range(connect_retries + 1):
             try:
-                return self._http.request(method, path, json=body, timeout=timeout)
-            except httpx.ConnectError as error:
+                return self._http.request(method, path, body, timeout_s)
+            except ConnectionRefusedError as error:
                 if attempt == connect_retries:
                     raise EngineError(
                         f"{method} {self.base_url}{path}: no connection after {attempt + 1} attempt(s): {error}"
                     ) from error
                 time.sleep(CONNECT_RETRY_PAUSE_S)
-            except httpx.TimeoutException as error:
-                seconds = timeout_s if timeout_s is not None else self._http.timeout.read
-                raise EngineError(f"{method} {self.base_url}{path}: no answer within {seconds:g} s") from error
-            except httpx.HTTPError as error:
+            except TimeoutError as error:
+                raise EngineError(f"{method} {self.base_url}{path}: no answer within {timeout_s:g} s") from error
+            except (OSError, http.client.HTTPException) as error:
                 raise EngineError(f"{method} {self.base_url}{path}: {type(error).__name__}: {error}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _error(method: str, url: str, response: httpx.Response) -> EngineError:
+def _error(method: str, url: str, response: Reply) -> EngineError:
     return EngineError(f"{method} {url} answered {response.status_code}: {_reason(response)}", response.status_code)
 
 
-def _reason(response: httpx.Response) -> str:
+def _reason(response: Reply) -> str:
     """Return the message of a JSON error, else the text."""
     try:
         answer = response.json()

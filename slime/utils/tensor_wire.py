@@ -40,16 +40,19 @@ class Slot:
     end: int
 
 
-def flatten(named_tensors: NamedTensors) -> dict[str, Any]:
-    """Copy tensors of one device behind each other into a new buffer that other processes can open.
+def flatten(named_tensors: NamedTensors, buffer: torch.Tensor | None = None) -> dict[str, Any]:
+    """Copy tensors of one device behind each other into a buffer that other processes can open.
 
+    Args:
+        buffer: of an earlier payload, to write over if it is large enough; else a new one is made.
     Returns: the payload of a `flattened_bucket` request: {"flattened_tensor": uint8 [bytes], "metadata": one entry per tensor}.
     """
     import torch
 
     slots = _lay_out(named_tensors)
     device = named_tensors[0][1].device if named_tensors else torch.device("cpu")
-    flat = _shared_bytes(slots[-1].end if slots else 0, device)
+    size = slots[-1].end if slots else 0
+    flat = _shared_bytes(size, device) if buffer is None or len(buffer) < size else buffer[:size]
     for slot, (_, tensor) in zip(slots, named_tensors, strict=True):
         flat[slot.start : slot.end].view(slot.dtype).view(slot.shape).copy_(tensor)
     return {"flattened_tensor": flat, "metadata": [_metadata(slot) for slot in slots]}

@@ -8,13 +8,15 @@ SMALL = (
     "--rollout-batch-size 4 --n-samples-per-prompt 4 --rollout-max-response-len 6 --sglang-context-length 64 --lr 1e-3 "
     "--custom-rm-path tests.e2e.hooks.first_token_is_even --num-rollout 3 --check-weight-update-equal"
 ).split()
+#: As between GPUs; engines of this machine would get handles to shared memory.
+BROADCAST = ("--update-weight-transport", "broadcast")
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
 def test_colocated_run_equals_the_separate_one(train, num_slots):
     slots = ("--actor-num-gpus-per-node", num_slots)
     shared = train(*SMALL, *slots, "--colocate", name="shared")
-    separate = train(*SMALL, *slots, "--rollout-num-gpus", num_slots, name="separate")
+    separate = train(*SMALL, *slots, "--rollout-num-gpus", num_slots, *BROADCAST, name="separate")
     for name in ("rollout/raw_reward", "train/grad_norm", "train/loss"):
         assert len(shared.series(name)) == 3
         assert shared.series(name) == separate.series(name), name
@@ -24,7 +26,7 @@ def test_colocated_run_equals_the_separate_one(train, num_slots):
 
 def test_engine_beyond_the_trainers_slots_gets_the_same_weights_by_broadcast(train):
     flags = "--actor-num-gpus-per-node 1 --rollout-num-gpus 2 --colocate --update-weights-interval 2".split()
-    run = train(*SMALL, *flags)
+    run = train(*SMALL, *flags, *BROADCAST)
     assert len(run.series("train/grad_norm")) == 3
     # Both engines were checked at each sync. Round 2 has round 1's weights, which the shared engine got back without a sync.
     gaps = run.series("train/train_rollout_logprob_abs_diff")

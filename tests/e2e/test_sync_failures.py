@@ -19,6 +19,7 @@ from tests.e2e.test_sync_loop import SMALL
 UPDATE_DEADLINE_MINUTES = 0.1
 #: One weight per bucket makes an update long enough to be hit in the middle.
 FLAGS = [*SMALL, *("--rollout-num-gpus", 2, "--update-weight-buffer-size", 1, "--save-interval", 1)]
+FLAGS += ["--update-weight-transport", "broadcast"]
 
 
 def engines(directory: Path) -> list[psutil.Process]:

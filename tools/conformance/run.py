@@ -36,7 +36,7 @@ GRPO = (
     f"--num-rollout {NUM_ROUNDS} --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --lr 1e-3 "
     "--custom-rm-path tests.e2e.hooks.first_token_is_even --sglang-context-length 512 --check-weight-update-equal"
 )
-PLACEMENTS = {"separate": [], "colocated": ["--colocate"]}
+PLACEMENTS = {"separate": ["--update-weight-transport", "broadcast"], "colocated": ["--colocate"]}
 
 
 def main() -> int:

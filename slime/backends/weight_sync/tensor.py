@@ -1,7 +1,8 @@
 """Transport through memory that trainer and engine share: for engines on the slots of this very rank.
 
-Each bucket is copied once into a fresh buffer (shared memory, or device memory beside a GPU), of which the engine gets a handle.
-Invariant: the buffer lives until every engine has answered, and is never used again.
+Each bucket is copied once into a buffer (shared memory, or device memory beside a GPU), of which the engine gets a handle.
+Invariants: the buffer lives until every engine has answered; it is written again only after all have taken what was in it, and
+never after a failure, when one may still be reading.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ from slime.backends.weight_sync.publisher import Submit, wait_all
 from slime.utils import device, platform, tensor_wire
 
 if TYPE_CHECKING:
+    import torch
+
     from slime.backends.weight_sync.publisher import Bucket
     from slime.utils.engine_client import EngineClient
+
+
+KEPT_BYTES = 64 << 20
+"""Up to this size a buffer is kept for the next update: taking fresh shared memory costs five times as much as the copy into it."""
 
 
 class TensorTransport:
@@ -26,13 +33,15 @@ class TensorTransport:
     def __init__(self, clients: list[EngineClient], *, ranks_per_engine: int = 1, timeout_s: float):
         self.clients = clients
         self._ranks_per_engine, self._timeout_s = ranks_per_engine, timeout_s
+        self._kept: torch.Tensor | None = None
 
     def connect(self, submit: Submit) -> None:
         """Nothing to do: a handle needs no connection."""
 
     def send(self, bucket: Bucket, version: str, submit: Submit) -> None:
         _check_room(bucket)
-        payload = tensor_wire.flatten(bucket)
+        kept, self._kept = self._kept, None
+        payload = tensor_wire.flatten(bucket, kept)
         device.synchronize()
         handles = {
             id(client): [tensor_wire.serialize(payload) for _ in range(self._ranks_per_engine)]
@@ -47,6 +56,10 @@ class TensorTransport:
             ),
         )
         wait_all(replies, self._timeout_s)
+        flat = payload["flattened_tensor"]
+        largest = flat if kept is None or len(kept) < len(flat) else kept
+        if flat.device.type == "cpu" and len(largest) <= KEPT_BYTES:
+            self._kept = largest
 
     def disconnect(self, submit: Submit) -> None:
         """Nothing to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -201,3 +202,48 @@ def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
     server.script["/health"] = [(200, "ok")]
     with EngineClient(server.url) as client:
         assert client.is_healthy()
+
+
+def test_connection_is_kept_from_call_to_call_and_between_threads_never_shared(server, client):
+    server.script["/health"] = [(200, "ok")]
+    accepted, get_request = [], server._server.get_request
+
+    def counted():
+        accepted.append(1)
+        return get_request()
+
+    server._server.get_request = counted
+    assert all(client.is_healthy() for _ in range(5)) and len(accepted) == 1
+    original, together = server._server.RequestHandlerClass.answer, threading.Barrier(3)
+
+    def answer_together(handler):
+        together.wait(5)
+        original(handler)
+
+    server._server.RequestHandlerClass.do_GET = answer_together
+    threads = [threading.Thread(target=client.is_healthy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert not together.broken and len(accepted) == 3
+
+
+def test_connection_that_the_server_closed_meanwhile_is_not_used(server, client):
+    server.script["/weights_checker"] = [(200, {"success": True})]
+    original = server._server.RequestHandlerClass.answer
+
+    def answer_and_leave(handler):
+        original(handler)
+        handler.close_connection = True
+
+    server._server.RequestHandlerClass.do_POST = answer_and_leave
+    for _ in range(3):
+        client.weights_checker("snapshot")
+        wait_until_closed(client)
+    assert len(server.calls) == 3
+
+
+def wait_until_closed(client):
+    sock = client._http._idle[0].sock
+    assert select.select([sock], [], [], 5)[0], "the server did not close the connection"

@@ -110,3 +110,10 @@ def test_nothing_moves_when_nothing_is_shared(make_turns, changes):
 def test_each_engine_gets_its_weights_from_one_rank(num_shared, per_engine, expected):
     for rank, engines in expected.items():
         assert engines_of_rank(rank, ["a", "b", "c"], num_shared, per_engine) == engines
+
+
+def test_engines_of_a_node_whose_memory_is_shared_need_no_broadcast():
+    urls = ["http://10.0.0.1:1", "http://10.0.0.1:2", "http://10.0.0.2:1", "http://10.0.0.10:1"]
+    assert engines_of_rank(0, urls, 1, 1, node="10.0.0.1") == (urls[:2], urls[2:])
+    assert engines_of_rank(1, urls, 1, 1, node="10.0.0.1") == ([], [])
+    assert engines_of_rank(0, ["http://[::1]:1"], 0, 1, node="[::1]") == (["http://[::1]:1"], [])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slime.backends.weight_sync import publisher as publisher_module
+from slime.backends.weight_sync import tensor as tensor_module
 from slime.backends.weight_sync.publisher import WeightPublisher
 from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
 from slime.utils import platform, tensor_wire
@@ -154,3 +155,36 @@ def test_buckets_of_all_ranks_of_a_node_fit_into_half_of_the_shared_memory(monke
     monkeypatch.setattr(platform, "shared_memory_free_bytes", lambda: 64 * 2**20)
     assert largest_bucket(512 * 2**20, num_senders=2) == 16 * 2**20
     assert largest_bucket(1024, num_senders=2) == 1024
+
+
+def test_buffer_is_written_again_in_later_updates_and_grows():
+    engine = FakeEngine()
+    transport = TensorTransport([engine], timeout_s=5)
+    publisher = WeightPublisher([transport], buffer_bytes=1024, timeout_s=5)
+    small, large = [("a", torch.ones(3))], [("a", torch.arange(100.0)), ("b", torch.ones(5))]
+    buffers = []
+    for version, weights in enumerate([small, large, small, large]):
+        engine.held = {}
+        publisher.update([(name, tensor + version) for name, tensor in weights], str(version))
+        assert holds(engine, [(name, tensor + version) for name, tensor in weights])
+        buffers.append(transport._kept)
+    assert len(buffers[0]) == 12 and buffers[1] is buffers[2] is buffers[3] and len(buffers[1]) == 420
+
+
+def test_buffer_of_a_failed_update_is_never_written_again():
+    """An engine that did not answer may read it still."""
+    engine = FakeEngine()
+    transport = TensorTransport([engine], timeout_s=5)
+    publisher = WeightPublisher([transport], buffer_bytes=1024, timeout_s=5)
+    publisher.update(WEIGHTS, "1")
+    engine.fail_at = "update"
+    with pytest.raises(RuntimeError, match="failed at update"):
+        publisher.update(WEIGHTS, "2")
+    assert transport._kept is None
+
+
+def test_large_buffer_is_given_back(monkeypatch):
+    monkeypatch.setattr(tensor_module, "KEPT_BYTES", 100)
+    transport = TensorTransport([FakeEngine()], timeout_s=5)
+    WeightPublisher([transport], buffer_bytes=1024, timeout_s=5).update(WEIGHTS[1:2], "1")
+    assert transport._kept is None
