@@ -99,11 +99,12 @@ def outcome(inputs: AdvantageInputs) -> tuple[Rows, Rows]:
     Source: DeepSeekMath (2024) eq. 4 outcome supervision; GSPO (2025); CISPO in MiniMax-M1 (2025); RLOO (Ahmadian
     et al. 2024); Dr. GRPO (Liu et al. 2025).
     """
-    rows = [
-        torch.full((length,), float(reward), dtype=torch.float32, device=mask.device)
-        for reward, length, mask in zip_rows(inputs.rewards, inputs.response_lengths, inputs.loss_masks)
-    ]
-    return rows, [row.clone() for row in rows]
+    if not inputs.loss_masks:
+        return [], []
+    where, lengths = inputs.loss_masks[0].device, list(inputs.response_lengths)
+    rewards = torch.tensor([float(reward) for reward in inputs.rewards], dtype=torch.float32, device=where)
+    flat = rewards.repeat_interleave(torch.tensor(lengths, device=where))
+    return list(flat.split(lengths)), list(flat.clone().split(lengths))
 
 
 def ppo(inputs: AdvantageInputs) -> tuple[Rows, Rows]:

@@ -32,10 +32,8 @@ def mismatch_sums(
     """Return ([tokens, sum |d|, sum -d, sum k3, sum w, sum w^2], max |d|) of per-sample rows [L_i], in float64."""
     if not len(train_log_probs):
         return [0.0] * NUM_SUMS, 0.0
-    mask = torch.cat([mask.double() for mask in loss_masks])
-    d = bounded_log_ratio(
-        torch.cat([row.double() for row in train_log_probs]), torch.cat([row.double() for row in rollout_log_probs])
-    )
+    train, rollout, mask = (torch.cat(list(rows)).double() for rows in (train_log_probs, rollout_log_probs, loss_masks))
+    d = bounded_log_ratio(train, rollout)
     d = masked(d, mask)
     weights = masked(torch.exp(d), mask)
     terms = (mask, d.abs(), -d, masked(torch.expm1(d) - d, mask), weights, weights.square())

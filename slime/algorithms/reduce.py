@@ -34,7 +34,17 @@ def rollout_mask_sums(mask_sums: Sequence[float], rollout_ids: Sequence[Hashable
 
 def num_tokens(loss_masks: Sequence[torch.Tensor]) -> int:
     """Return the token count of per-token mode: a fully masked sample counts as one token."""
-    return sum(max(int(mask.sum()), 1) for mask in loss_masks)
+    return int(row_sums(loss_masks).clamp(min=1).sum())
+
+
+def row_sums(loss_masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of each mask, int64 [number of masks], without a call per mask."""
+    if not loss_masks:
+        return torch.zeros(0, dtype=torch.int64)
+    flat = torch.cat(list(loss_masks))
+    ends = torch.tensor([len(mask) for mask in loss_masks], device=flat.device).cumsum(0)
+    totals = torch.cat([flat.new_zeros(1, dtype=torch.int64), flat.to(torch.int64).cumsum(0)])[ends]
+    return totals.diff(prepend=totals.new_zeros(1))
 
 
 def make_reducer(
@@ -55,10 +65,10 @@ def make_reducer(
     """
     if not loss_masks:
         return lambda x: working_precision(x).sum()
-    weights = torch.cat([mask.float() for mask in loss_masks])
+    weights = torch.cat(list(loss_masks)).float()
     if not per_token:
         if mask_sums is None:
-            mask_sums = [float(mask.sum()) for mask in loss_masks]
+            mask_sums = row_sums(loss_masks)
         lengths = torch.tensor([len(mask) for mask in loss_masks], device=weights.device)
         sums = torch.as_tensor(mask_sums, dtype=torch.float32, device=weights.device).clamp(min=1.0)
         weights = weights / torch.repeat_interleave(sums, lengths)

@@ -20,7 +20,7 @@ import torch
 from slime.algorithms.reduce import rollout_mask_sums
 from slime.algorithms.rewards import GROUP_RELATIVE, STD_NORMALISED, normalize_group_rewards
 from slime.batching.flops import moe_layers
-from slime.batching.sample_check import check_sample
+from slime.batching.sample_check import check_samples
 from slime.utils.misc import load_function
 from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
@@ -36,10 +36,10 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
         raise ValueError("the rollout returned no samples to train on")
     if args.custom_convert_samples_to_train_data_path:
         return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
-    for sample in samples:
-        if args.check_samples:
-            check_sample(sample, _vocab_size(args.model_arch), args.use_rollout_logprobs or args.use_tis)
-        else:
+    if args.check_samples:
+        check_samples(samples, _vocab_size(args.model_arch), args.use_rollout_logprobs or args.use_tis)
+    else:
+        for sample in samples:
             sample.check_invariants()
     rollout_ids = _rollout_ids(samples)
     raw_rewards, rewards = post_process_rewards(args, samples, rollout_ids)

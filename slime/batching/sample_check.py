@@ -6,6 +6,8 @@ token that is wrong, and the span around it with its provenance: turn, role, wei
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,10 @@ MAX_LOG_PROB = 1e-3
 """A log-probability may exceed 0 by rounding, not by more."""
 
 
-def check_sample(sample: Any, vocab_size: int | None = None, uses_log_probs: bool = False) -> None:
-    """Check that a sample can be trained on.
+def check_samples(samples: Sequence[Any], vocab_size: int | None = None, uses_log_probs: bool = False) -> None:
+    """Check that samples can be trained on.
+
+    The values of all samples are looked at in one go, and one by one only where something may be wrong.
 
     Args:
         vocab_size: ids must lie below it, when known.
@@ -26,10 +30,43 @@ def check_sample(sample: Any, vocab_size: int | None = None, uses_log_probs: boo
     Raises:
         ValueError: the first thing that is wrong, with the sample, the token and where it came from.
     """
+    for sample in samples:
+        _check_lists(sample)
+    if uses_log_probs or not _values_are_plain(samples, vocab_size):
+        for sample in samples:
+            _check_values(sample, vocab_size, uses_log_probs)
+
+
+def _values_are_plain(samples: Sequence[Any], vocab_size: int | None) -> bool:
+    """Whether every token id is in the vocabulary and every given log-prob is one, those of masked tokens too."""
+    limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
+    try:
+        tokens = _joined([sample.tokens for sample in samples], np.int64)
+        if not np.all((tokens >= 0) & (tokens < limit)):
+            return False
+        for name in ("rollout_log_probs", "teacher_log_probs"):
+            given = [values for sample in samples if (values := getattr(sample, name)) is not None]
+            numbers = _joined(given, np.float64)
+            if not np.all(np.isfinite(numbers) & (numbers <= MAX_LOG_PROB)):
+                return False
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _joined(rows: list[Sequence], dtype: type) -> np.ndarray:
+    return np.fromiter(chain.from_iterable(rows), dtype)
+
+
+def _check_lists(sample: Any) -> None:
     try:
         sample.check_invariants()
     except ValueError as error:
         raise ValueError(f"{error}\n  in {describe(sample, _first_uncovered(sample))}") from None
+
+
+def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> None:
+    """Arguments and errors as of `check_samples`."""
     length = sample.response_length
     prompt_length = len(sample.tokens) - length
     tokens = np.asarray(sample.tokens, dtype=np.int64)

@@ -17,6 +17,7 @@ _PHASES = {
     "prefill": ("bootstrap_queue", "bootstrap", "alloc_wait", "forward", "transfer_queue"),
     "decode": ("prealloc", "bootstrap", "alloc_wait", "transfer", "forward"),
 }
+_DURATIONS = {side: [f"pd_{side}_{phase}_duration" for phase in phases] for side, phases in _PHASES.items()}
 
 
 def build_sglang_meta_trace_attrs(meta_info: Mapping | None) -> dict:
@@ -56,8 +57,7 @@ def emit_children(emit: Callable, parent_span_id: str, started_at: float, childr
 
 def _children(meta_info: Mapping) -> list[dict]:
     children, offset = [], 0.0
-    for side, phases in _PHASES.items():
-        keys = [f"pd_{side}_{phase}_duration" for phase in phases]
+    for side, keys in _DURATIONS.items():
         durations = {key: float(meta_info[key]) for key in keys if isinstance(meta_info.get(key), (int, float))}
         if durations:
             end = offset + sum(durations.values())

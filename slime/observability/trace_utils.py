@@ -41,7 +41,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-_stack: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("slime_trace_stack", default=())
+# Innermost open span of each trace in this task: trace id -> span id. Never changed in place: other tasks hold it too.
+_innermost: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("slime_trace_innermost", default={})  # noqa: B039
 _warned_functions: set[str] = set()
 _ids = random.Random(os.urandom(16))
 os.register_at_fork(after_in_child=lambda: _ids.seed(os.urandom(16)))
@@ -93,12 +94,7 @@ def _never_raises(fallback=None):
 @_never_raises()
 def bind_trace(sample) -> TraceHandle | None:
     """Return the handle of a sample's trace, giving the sample a new trace when it has none."""
-    carrier = getattr(sample, "trace", None)
-    if not isinstance(carrier, dict) or "events" not in carrier:
-        carrier = _new_carrier(sample.index, sample.group_index)
-        sample.trace = carrier
-    carrier["sample_id"], carrier["group_id"] = sample.index, sample.group_index
-    return TraceHandle(carrier)
+    return TraceHandle(_carrier_of(sample))
 
 
 @_never_raises()
@@ -112,9 +108,9 @@ def bind_trace_carrier(carrier: dict, parent_span_id: str | None = None) -> Trac
 @_never_raises()
 def export_trace(target) -> dict | None:
     """Return what another process needs to go on with this trace: ids, attempt and the current parent, no events."""
-    handle = _handles(target)[0]
-    payload = {key: handle.carrier[key] for key in ("version", "trace_id", "sample_id", "group_id", "attempt")}
-    return payload | {"parent_span_id": _parent_of(handle)}
+    carrier, parent = _carriers(target)[0]
+    payload = {key: carrier[key] for key in ("version", "trace_id", "sample_id", "group_id", "attempt")}
+    return payload | {"parent_span_id": _innermost.get().get(carrier["trace_id"], parent)}
 
 
 @_never_raises()
@@ -129,16 +125,17 @@ def import_trace(payload: dict | None) -> TraceHandle | None:
 @_never_raises()
 def trace_event(target, name: str, attrs: dict | None = None) -> None:
     """Record a moment."""
-    for handle in _handles(target):
-        _emit(handle, "event", name, parent_span_id=_parent_of(handle), attrs=attrs)
+    for carrier, parent in _carriers(target):
+        parent = _innermost.get().get(carrier["trace_id"], parent)
+        _emit(carrier, "event", name, parent_span_id=parent, attrs=attrs)
 
 
 @_never_raises()
 def trace_next_attempt(target) -> None:
     """Count a new attempt at the sample; events from here on carry its number."""
-    for handle in _handles(target):
-        handle.carrier["attempt"] += 1
-        _emit(handle, "event", "attempt_start", parent_span_id=_parent_of(handle))
+    for carrier, _ in _carriers(target):
+        carrier["attempt"] += 1
+    trace_event(target, "attempt_start")
 
 
 class trace_span(contextlib.ContextDecorator):  # noqa: N801 - public name of a function-like context manager
@@ -152,16 +149,19 @@ class trace_span(contextlib.ContextDecorator):  # noqa: N801 - public name of a 
 
     def __enter__(self) -> TraceSpan:
         self._span = TraceSpan()
-        self._opened = opened = _open(self._target, self._name, self._attrs) or []
-        self._token = _stack.set(_stack.get() + tuple((h.carrier["trace_id"], span_id) for h, span_id, _ in opened))
+        self._opened = _open(self._target, self._name, self._attrs) or []
+        innermost = _innermost.get().copy()
+        for carrier, span_id, _ in self._opened:
+            innermost[carrier["trace_id"]] = span_id
+        self._token = _innermost.set(innermost)
         return self._span
 
     def __exit__(self, error_type, error, traceback) -> None:
         if error is not None and self._record_error:
             self._span.update(error_type=error_type.__name__, error_message=str(error))
         try:
-            _stack.reset(self._token)
-        except ValueError:  # a generator closed from another context owns no stack to restore
+            _innermost.reset(self._token)
+        except ValueError:  # a generator closed from another context has nothing to restore there
             pass
         _close(self._opened, self._name, self._span)
 
@@ -220,29 +220,40 @@ def _new_carrier(sample_id, group_id) -> dict:
     }
 
 
-def _handles(target) -> list[TraceHandle]:
+def _carrier_of(sample) -> dict:
+    """Return the sample's carrier, a new one when it has none, with the numbers that the sample has now."""
+    carrier = getattr(sample, "trace", None)
+    if not isinstance(carrier, dict) or "events" not in carrier:
+        carrier = sample.trace = _new_carrier(sample.index, sample.group_index)
+    carrier["sample_id"], carrier["group_id"] = sample.index, sample.group_index
+    return carrier
+
+
+def _carriers(target) -> list[tuple[dict, str | None]]:
+    """Return (carrier, parent it came with) of every sample and handle in the target; what cannot be traced is left out."""
     if target is None:
         return []
     if isinstance(target, TraceHandle):
-        return [target]
+        return [(target.carrier, target.parent_span_id)]
     if isinstance(target, (list, tuple)):
-        return [handle for item in target for handle in _handles(item)]
-    handle = bind_trace(target)
-    return [] if handle is None else [handle]
-
-
-def _parent_of(handle: TraceHandle) -> str | None:
-    """Return the innermost open span of the handle's trace in this task, else the parent the handle came with."""
-    for trace_id, span_id in reversed(_stack.get()):
-        if trace_id == handle.carrier["trace_id"]:
-            return span_id
-    return handle.parent_span_id
+        return [pair for item in target for pair in _carriers(item)]
+    try:
+        return [(_carrier_of(target), None)]
+    except Exception:
+        logger.debug("tracing: a %s cannot be traced", type(target).__name__, exc_info=True)
+        return []
 
 
 def _emit(
-    handle: TraceHandle, kind: str, name: str, *, ts: float | None = None, attrs: dict | None = None, **ids
+    carrier: dict,
+    kind: str,
+    name: str,
+    *,
+    ts: float | None = None,
+    attrs: dict | None = None,
+    span_id: str | None = None,
+    parent_span_id: str | None = None,
 ) -> dict:
-    carrier = handle.carrier
     event = {
         "type": kind,
         "name": name,
@@ -252,9 +263,10 @@ def _emit(
         "group_id": carrier["group_id"],
         "attempt": carrier["attempt"],
     }
-    for key, value in ids.items():
-        if value is not None:
-            event[key] = value
+    if span_id is not None:
+        event["span_id"] = span_id
+    if parent_span_id is not None:
+        event["parent_span_id"] = parent_span_id
     if attrs:
         event["attrs"] = dict(attrs)
     carrier["events"].append(event)
@@ -262,22 +274,23 @@ def _emit(
 
 
 @_never_raises()
-def _open(target, name: str, attrs: dict | None) -> list[tuple[TraceHandle, str, float]]:
-    opened = []
-    for handle in _handles(target):
-        span_id, now = _new_id(), time.time()
-        _emit(handle, "span_start", name, ts=now, attrs=attrs, span_id=span_id, parent_span_id=_parent_of(handle))
-        opened.append((handle, span_id, now))
+def _open(target, name: str, attrs: dict | None) -> list[tuple[dict, str, float]]:
+    """Begin a span on every carrier of the target. Returns (carrier, span id, start) of each."""
+    opened, now, innermost = [], time.time(), _innermost.get()
+    for carrier, parent in _carriers(target):
+        span_id, parent = _new_id(), innermost.get(carrier["trace_id"], parent)
+        _emit(carrier, "span_start", name, ts=now, attrs=attrs, span_id=span_id, parent_span_id=parent)
+        opened.append((carrier, span_id, now))
     return opened
 
 
 @_never_raises()
-def _close(opened: list[tuple[TraceHandle, str, float]], name: str, span: TraceSpan) -> None:
-    children = span.attrs.pop(CHILDREN_KEY, None)
-    for handle, span_id, started_at in opened:
+def _close(opened: list[tuple[dict, str, float]], name: str, span: TraceSpan) -> None:
+    children, now = span.attrs.pop(CHILDREN_KEY, None), time.time()
+    for carrier, span_id, started_at in opened:
         if children:
-            emit_children(functools.partial(_emit, handle), span_id, started_at, children)
-        event = _emit(handle, "span_end", name, span_id=span_id)
+            emit_children(functools.partial(_emit, carrier), span_id, started_at, children)
+        event = _emit(carrier, "span_end", name, ts=now, span_id=span_id)
         event["attrs"] = span.attrs  # shared, so that attributes set after the close still arrive
 
 

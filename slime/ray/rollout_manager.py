@@ -7,7 +7,6 @@ source and the served model, and knows nothing of Megatron.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import logging
 import random
@@ -19,7 +18,7 @@ from slime.observability.progress import Progress
 from slime.ray.placement_group import Slots
 from slime.rollout import data_state
 from slime.rollout.base_types import call_rollout_fn, leaves_of
-from slime.utils.misc import Box, load_function
+from slime.utils.misc import Box, load_function, settle_garbage_collection
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class RolloutManager:
         except BaseException:
             self.dispose()
             raise
-        gc.freeze()  # what lives until the end (libraries, prompts) need not be searched for garbage in every round
+        settle_garbage_collection()
         return self._info()
 
     def _note_router(self) -> None:

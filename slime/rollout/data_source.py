@@ -86,13 +86,11 @@ class RolloutDataSource(LedgeredSource):
             self.ledger.leave_out(self.epoch_id, row)
 
     def _new_group(self, prompt: Sample, epoch: int | None, row: int | None) -> list[Sample]:
-        group = []
+        group = prompt.duplicates(self.args.n_samples_per_prompt)
         in_memory = row is not None and isinstance(self.dataset, PromptSet)
-        for _ in range(self.args.n_samples_per_prompt):
-            sample = prompt.duplicate()
+        for sample in group:
             sample.group_index, sample.index = self.sample_group_index, self._next_index()
             sample.data_row = row if in_memory else None
-            group.append(sample)
         self.ledger.open(self.sample_group_index, epoch=epoch, row=row)
         self.sample_group_index += 1
         self._note_in_flight(group, rebuildable=in_memory)

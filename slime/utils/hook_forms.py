@@ -14,17 +14,23 @@ from typing import Any
 BATCH_NAMES = ("samples", "batch", "group")
 
 
-@functools.lru_cache(maxsize=256)
-def _signature(function: Callable) -> inspect.Signature:
-    """Hooks are asked for their form at every sample; the answer costs as much as a short reward."""
-    return inspect.signature(function)
+def _remembered(question: Callable) -> Callable:
+    """Hooks are asked for their form at every sample; finding the answer costs as much as a short reward."""
+    answers = functools.lru_cache(maxsize=256)(question)
+
+    @functools.wraps(question)
+    def ask(function: Any) -> Any:
+        try:
+            return answers(function)
+        except TypeError:  # a callable object without a hash
+            return question(function)
+
+    return ask
 
 
+@_remembered
 def _parameters(function: Callable) -> tuple[inspect.Parameter, ...]:
-    try:
-        return tuple(_signature(function).parameters.values())
-    except TypeError:  # a callable object without a hash
-        return tuple(inspect.signature(function).parameters.values())
+    return tuple(inspect.signature(function).parameters.values())
 
 
 def parameter_names(function: Callable) -> list[str]:
@@ -65,6 +71,7 @@ def generate_form(function: Callable) -> str:
     )
 
 
+@_remembered
 def reward_form(function: Any) -> str:
     """ "class" for a reward class (`compute_reward`), "batch" for `(args, samples, ...)`, else "single"."""
     if inspect.isclass(function) and hasattr(function, "compute_reward"):
@@ -73,6 +80,7 @@ def reward_form(function: Any) -> str:
     return "batch" if len(names) >= 2 and names[1] in BATCH_NAMES else "single"
 
 
+@_remembered
 def is_plain(function: Any) -> bool:
     """Whether calling the hook computes at once (no coroutine): then it needs a thread."""
     if inspect.isclass(function):

@@ -1,4 +1,4 @@
-"""Small leaves shared by all layers: hook loading, singletons, the periodic rule, grouping, boxed references.
+"""Small leaves shared by all layers: hook loading, singletons, the periodic rule, grouping, boxed references, garbage.
 
 Invariant: `load_function` imports a module once per process, whatever its spelling (dotted path, `file.py:attr`, or
 `file.py` with the attribute searched by option name). Does not know what the hooks do; their call forms are in
@@ -8,6 +8,7 @@ Invariant: `load_function` imports a module once per process, whatever its spell
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.util
@@ -75,6 +76,16 @@ def should_run_periodic_action(
         return True
     step = rollout_id + 1
     return step % interval == 0 or (num_rollout_per_epoch is not None and step % num_rollout_per_epoch == 0)
+
+
+def settle_garbage_collection() -> None:
+    """Call once a process that makes thousands of small objects a round has started.
+
+    What is there by then lives until the end and is not searched again. Python's threshold of 700 new objects would start a score
+    of searches in a round, of objects that nearly all live until its end; cycles are rare, and are found some rounds later.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 # ---- hooks ---------------------------------------------------------------------------------------------------------

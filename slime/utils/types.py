@@ -160,10 +160,17 @@ class Sample:
 
     def duplicate(self) -> Sample:
         """A copy that shares nothing mutable with this one; what `copy.deepcopy` gives, without walking plain values."""
-        twin = object.__new__(type(self))
-        for name, value in vars(self).items():
-            twin.__dict__[name] = value if type(value) in _IMMUTABLE else _copied(value)
-        return twin
+        return self.duplicates(1)[0]
+
+    def duplicates(self, count: int) -> list[Sample]:
+        """`count` such copies."""
+        mutable = [(name, value) for name, value in vars(self).items() if type(value) not in _IMMUTABLE]
+        twins = [object.__new__(type(self)) for _ in range(count)]
+        for twin in twins:
+            twin.__dict__.update(vars(self))
+            for name, value in mutable:
+                twin.__dict__[name] = _copied(value)
+        return twins
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

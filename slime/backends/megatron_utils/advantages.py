@@ -37,7 +37,9 @@ def compute_advantages_and_returns(args, data: dict) -> None:
 
 def _kl(args, data: dict, log_probs: list[torch.Tensor] | None) -> list[torch.Tensor]:
     if log_probs is None or "ref_log_probs" not in data:
-        return [mask.new_zeros(len(mask), dtype=torch.float32) for mask in data["loss_masks"]]
+        lengths = [len(mask) for mask in data["loss_masks"]]
+        where = data["loss_masks"][0].device if lengths else None
+        return list(torch.zeros(sum(lengths), device=where).split(lengths))
     pairs = zip(log_probs, data["ref_log_probs"], strict=True)
     return [approx_kl(new, reference, args.kl_loss_type) for new, reference in pairs]
 

@@ -86,7 +86,7 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     for key in PER_TOKEN_REPORTS:
         if key in data:
             names.append(key)
-            sums.append(float(reducer(torch.cat([v.float() for v in data[key]]))))
+            sums.append(float(reducer(torch.cat(data[key]).float())))
     sample_names = [key for key in PER_SAMPLE_REPORTS if key in data]
     sample_sums = [float(sum(data[key][i] for i in real)) for key in sample_names]
     own_lengths = float(sum(len(data["tokens"][i]) for i in real))

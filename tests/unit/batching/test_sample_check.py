@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from slime.batching.sample_check import check_sample
+from slime.batching.sample_check import check_samples
 from slime.utils.types import Sample
 
 ENGINE = {"finish_reason": {"type": "abort"}}
@@ -88,28 +88,28 @@ LAST = r"response tokens \[6:7\), turn 2, role assistant, weight version 4, from
 )
 def test_what_is_wrong_is_named_with_its_provenance(damage, what, where):
     sample = conversation()
-    check_sample(sample, vocab_size=100, uses_log_probs=True)
+    check_samples([sample], vocab_size=100, uses_log_probs=True)
     damage(sample)
     with pytest.raises(ValueError, match=f"(?s)sample 7.*{what}.*\n  in .*{where}"):
-        check_sample(sample, vocab_size=100)
+        check_samples([sample], vocab_size=100)
 
 
 def test_log_probs_are_looked_at_where_they_are_trained():
     sample = conversation()
     nan_log_prob(sample)
     sample.loss_mask[2] = 0
-    check_sample(sample)
+    check_samples([sample])
     nan_log_prob(sample)
     sample.loss_mask[2], sample.remove_sample = 1, True
-    check_sample(sample)
+    check_samples([sample])
 
 
 def test_tool_text_is_not_trained_with_log_probs_that_nobody_sampled():
     sample = conversation()
     sample.loss_mask = [1] * 7
-    check_sample(sample)
+    check_samples([sample])
     with pytest.raises(ValueError, match=f"(?s)token that the model did not sample.*response token 3.*{TOOL}"):
-        check_sample(sample, uses_log_probs=True)
+        check_samples([sample], uses_log_probs=True)
 
 
 def test_samples_without_records_are_told_from_mask_and_versions():
@@ -117,15 +117,15 @@ def test_samples_without_records_are_told_from_mask_and_versions():
     with pytest.raises(
         ValueError, match=r"response tokens \[1:3\), turn 1, role assistant, .*from not recorded: ids 3, 4"
     ):
-        check_sample(sample)
-    check_sample(Sample(tokens=[1], response_length=0))
+        check_samples([sample])
+    check_samples([Sample(tokens=[1], response_length=0)])
 
 
 def test_the_check_is_cheap():
     sample = Sample(tokens=[1] * 8)
     meta_info = {**ENGINE, "weight_version": 1}
     sample.append_response_tokens(tokens=[2] * 8192, log_probs=[-1.0] * 8192, meta_info=meta_info)
-    best = min(_seconds(lambda: check_sample(sample, 100, True)) for _ in range(5))
+    best = min(_seconds(lambda: check_samples([sample], 100, True)) for _ in range(5))
     assert best < 0.05  # about 5 ms for 8192 tokens on a busy machine
 
 
@@ -133,3 +133,11 @@ def _seconds(function):
     started = time.process_time()
     function()
     return time.process_time() - started
+
+
+def test_one_wrong_sample_among_good_ones_is_found():
+    samples = [conversation(), conversation(), conversation()]
+    check_samples(samples, vocab_size=100)
+    samples[1].index, samples[1].tokens[-1] = 41, 100
+    with pytest.raises(ValueError, match=r"sample 41 .*token id outside \[0, 100\)"):
+        check_samples(samples, vocab_size=100)
