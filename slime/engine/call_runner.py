@@ -46,7 +46,7 @@ class CallRunner:
     def _submit(self, requests: list[Request], sink: Collector | StreamWriter) -> None:
         for request in requests:
             request.sink = sink
-            self._scheduler.submit(request)
+        self._scheduler.submit(*requests)
 
     def _drop(self, requests: list[Request]) -> None:
         ended = {id(request) for request in requests}

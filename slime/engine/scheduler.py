@@ -76,12 +76,17 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self.waiting)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def submit(self, *requests: Request) -> None:
+        """Queue requests together, so that those with the same prompt can start together.
 
-        Raises: EngineDead when nobody will ever answer it.
+        Raises: EngineDead when nobody will ever answer them.
         """
-        self._post(lambda: self.waiting.append(request), lambda reason: self._fail(request, reason))
+
+        def refuse(reason: str) -> None:
+            for request in requests:
+                self._fail(request, reason)
+
+        self._post(lambda: self.waiting.extend(requests), refuse)
 
     def call(self, function: Callable[[], Any], name: str = "control call") -> Future:
         """Run `function` on the engine thread between two steps; its result or exception arrives in the future."""

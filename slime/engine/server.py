@@ -7,7 +7,6 @@ whatever the engine thread is waiting for.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ import sys
 
 from slime.engine.model_config import load_model_config
 from slime.engine.server_args import ServerArgs
+from slime.utils.misc import settle_garbage_collection
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def _serve(args: ServerArgs, listener: socket.socket) -> None:
         engine.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2
     )
     await runner.setup()
-    gc.freeze()  # what the imports and the model left is not searched for garbage again
+    settle_garbage_collection()
     engine.scheduler.start()
     await web.SockSite(runner, listener, backlog=4096).start()
     logger.info("serving %s at http://%s:%d", args.model_path, args.host, args.port)

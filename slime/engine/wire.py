@@ -155,11 +155,36 @@ class CallParser:
         return value is True
 
     def _requests(self, ids: list[int], params: SamplingParams, rid: Any, own: dict, stream: bool) -> list[Request]:
-        limits, total = self._limits, len(ids) + params.max_new_tokens
-        if total > limits.context_length:
+        """Return the requests of one prompt, one per answer."""
+        start, top = self._checked_options(ids, params, rid, own)
+        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._limits.eos_token_ids))
+        shared = {
+            "parent_rid": rid,
+            "prompt_ids": ids,
+            "params": params if params.n == 1 else replace(params, n=1),
+            "stop_ids": tuple(sorted(stop_ids)),
+            "return_logprob": own["return_logprob"] is True,
+            "logprob_start_len": start,
+            "top_logprobs_num": top,
+            "logprob_token_ids": tuple(own["token_ids_logprob"]),
+            "stream": stream,
+            "return_routed_experts": self._wants_experts(own["return_routed_experts"]),
+            "lora_name": own["lora_path"],
+        }
+        identity = rid if rid is not None else next(self._arrivals)
+        requests = []
+        for i in range(params.n):
+            own_rid = rid if rid is not None and params.n == 1 else f"{self._name_prefix}{next(self._names):016x}"
+            requests.append(Request(rid=own_rid, seed=self._seed(params, identity, i), **shared))
+        return requests
+
+    def _checked_options(self, ids: list[int], params: SamplingParams, rid: Any, own: dict) -> tuple[int, int]:
+        """Return (first prompt token to score, number of top log-probs)."""
+        limit, total = self._limits.context_length, len(ids) + params.max_new_tokens
+        if total > limit:
             raise ValueError(
                 f"prompt of {len(ids)} tokens + max_new_tokens {params.max_new_tokens} = {total} is longer than the "
-                f"model's context length of {limits.context_length}"
+                f"model's context length of {limit}"
             )
         if rid is not None and not isinstance(rid, str):
             raise ValueError(f"rid must be a string, got {rid!r}")
@@ -167,38 +192,16 @@ class CallParser:
         start = NO_INPUT_LOGPROBS if start is None else start
         if type(start) is not int or not NO_INPUT_LOGPROBS <= start <= len(ids):
             raise ValueError(f"logprob_start_len {start!r} must be -1 or an index into the {len(ids)} prompt tokens")
-        start = NO_INPUT_LOGPROBS if start == len(ids) else start
         top = own["top_logprobs_num"] or 0
         if type(top) is not int or top < 0:
             raise ValueError(f"top_logprobs_num must be an integer not below 0, got {top!r}")
-        stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(limits.eos_token_ids))
-        identity = rid if rid is not None else next(self._arrivals)
-        requests = []
-        for i in range(params.n):
-            if params.sampling_seed is not None:
-                seed = sampler.seed_of(
-                    "sampling_seed", params.sampling_seed + i, 0
-                )  # as n requests whose seeds count up
-            else:
-                seed = sampler.seed_of("engine", limits.random_seed, identity, i)
-            requests.append(
-                Request(
-                    rid=rid if rid is not None and params.n == 1 else f"{self._name_prefix}{next(self._names):016x}",
-                    parent_rid=rid,
-                    prompt_ids=ids,
-                    params=params if params.n == 1 else replace(params, n=1),
-                    seed=seed,
-                    stop_ids=tuple(sorted(stop_ids)),
-                    return_logprob=own["return_logprob"] is True,
-                    logprob_start_len=start,
-                    top_logprobs_num=top,
-                    logprob_token_ids=tuple(own["token_ids_logprob"]),
-                    stream=stream,
-                    return_routed_experts=self._wants_experts(own["return_routed_experts"]),
-                    lora_name=own["lora_path"],
-                )
-            )
-        return requests
+        return NO_INPUT_LOGPROBS if start == len(ids) else start, top
+
+    def _seed(self, params: SamplingParams, identity: Any, i: int) -> int:
+        """Return the seed of answer i; with a given one they are those of n requests whose seeds count up."""
+        if params.sampling_seed is not None:
+            return sampler.seed_of("sampling_seed", params.sampling_seed + i, 0)
+        return sampler.seed_of("engine", self._limits.random_seed, identity, i)
 
 
 class ReplyWriter:
