@@ -7,7 +7,7 @@ from slime.config.spec import Flag, section
 F = Flag
 
 #: Built-in rewards; each also exists with the prefix boxed_.
-RM_TYPES = ("math", "math_verify", "dapo", "deepscaler", "f1", "gpqa", "ifbench", "random", "remote_rm")
+RM_TYPES = ("math", "math_verify", "dapo", "deepscaler", "f1", "gpqa", "ifbench", "random", "remote_rm", "reward_model")
 
 ROLLOUT = section(
     "rollout",
@@ -102,10 +102,10 @@ REWARD = section(
     "reward",
     "slime/rollout/rm_hub",
     [
-        F("--rm-type", "built-in reward: math, math_verify, dapo, deepscaler, f1, gpqa, ifbench, random, remote_rm; boxed_ prefix extracts the boxed answer first", src="U"),
-        F("--rm-url", "endpoint of remote_rm", src="U"),
+        F("--rm-type", "built-in reward: math, math_verify, dapo, deepscaler, f1, gpqa, ifbench, random, remote_rm, reward_model; boxed_ prefix extracts the boxed answer first", src="U"),
+        F("--rm-url", "endpoint of remote_rm, or of an engine that serves the model of reward_model", src="U"),
         F("--custom-rm-path", "reward callable (args, sample), or a class with compute_reward(prompts, responses)", "hook", src="S"),
-        F("--rm-model-path", "model folder given to a reward class", "path", src="O"),
+        F("--rm-model-path", "reward model: loaded by --rm-type reward_model, or given to a reward class", "path", src="O"),
         F("--rm-timeout", "seconds one reward call may take; a reward that raises or times out makes the sample FAILED: reward 0, removed from the loss, counted and named in the log", "float", 60.0, src="O"),
         F("--group-rm", "reward for the whole group at once; not in evaluation", action="true", default=False, src="U", owner="slime/rollout"),
         F("--reward-key", "key of a dict reward", src="U", owner="slime"),

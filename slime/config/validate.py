@@ -163,6 +163,11 @@ def _rollout(args, given) -> Problems:
         yield f"--rm-type {args.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
     if args.rm_type == "remote_rm" and not args.rm_url:
         yield "--rm-type remote_rm needs --rm-url"
+    if args.rm_type == "reward_model" and not (args.rm_url or args.rm_model_path):
+        yield "--rm-type reward_model needs --rm-model-path, or --rm-url of an engine that serves the model"
+    takes_dicts = args.reward_key or args.custom_rm_path or args.custom_reward_post_process_path
+    if args.rm_type in ("dapo", "boxed_dapo") and not takes_dicts:
+        yield f"--rm-type {args.rm_type} gives score, acc and pred: --reward-key score says which to train on"
 
 
 def _algorithm(args, given) -> Problems:

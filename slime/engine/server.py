@@ -29,7 +29,8 @@ def serve(args: ServerArgs) -> int:
     )
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # routers probe with protocols that it reports
     try:
-        load_model_config(args.model_path)  # refuse a wrong model before torch is loaded
+        if not args.is_embedding:
+            load_model_config(args.model_path)  # refuse a wrong model before torch is loaded
         listener = _bind(args.host, args.port)
         asyncio.run(_serve(args, listener))
     except (ValueError, OSError) as error:
@@ -43,20 +44,15 @@ def serve(args: ServerArgs) -> int:
 async def _serve(args: ServerArgs, listener: socket.socket) -> None:
     from aiohttp import web
 
-    from slime.engine import http_api
-    from slime.engine.build import build_engine
-
     loop = asyncio.get_running_loop()
-    engine = build_engine(args, lambda events: loop.call_soon_threadsafe(http_api.dispatch, events))
+    application, start = _build(args, loop)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    runner = web.AppRunner(
-        engine.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2
-    )
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S / 2)
     await runner.setup()
     settle_garbage_collection()
-    engine.scheduler.start()
+    start()
     await web.SockSite(runner, listener, backlog=4096).start()
     logger.info("serving %s at http://%s:%d", args.model_path, args.host, args.port)
     await stopped.wait()
@@ -65,6 +61,19 @@ async def _serve(args: ServerArgs, listener: socket.socket) -> None:
         await asyncio.wait_for(runner.cleanup(), SHUTDOWN_S)
     except asyncio.TimeoutError:
         logger.warning("open connections did not end within %g s", SHUTDOWN_S)
+
+
+def _build(args: ServerArgs, loop: asyncio.AbstractEventLoop) -> tuple:
+    """Return the aiohttp application, and what starts its work once the sockets are set up."""
+    if args.is_embedding:
+        from slime.engine.reward_api import RewardApi
+
+        return RewardApi(args).application(), lambda: None
+    from slime.engine import http_api
+    from slime.engine.build import build_engine
+
+    engine = build_engine(args, lambda events: loop.call_soon_threadsafe(http_api.dispatch, events))
+    return engine.application(), engine.scheduler.start
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -37,6 +37,7 @@ class ServerArgs:
     disable_radix_cache: bool = False
     incremental_streaming_output: bool = False
     enable_return_routed_experts: bool = False
+    is_embedding: bool = False
     lora_paths: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict:
@@ -92,6 +93,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--enable-return-routed-experts",
         action="store_true",
         help="remember which experts read each token, for requests with return_routed_experts",
+    )
+    add(
+        "--is-embedding",
+        action="store_true",
+        help="serve a reward model (sequence classifier with one output) by POST /classify; nothing is generated",
     )
     add("--lora-paths", nargs="+", default=[], help="PEFT adapters to load at start: name=folder")
     return parser

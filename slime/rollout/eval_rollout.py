@@ -31,7 +31,7 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
     if args.group_rm:
         raise ValueError("--group-rm is not supported in evaluation; give the data sets their own reward")
     state = GenerateState(args)
-    state.counters["eval_reward_failed"] = 0
+    state.counters["eval_reward_failed"] = state.counters["eval_reward_failed_lines"] = 0
     state.progress.set_total("eval", None)
     results = await generation.gather_or_cancel(
         [eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets]

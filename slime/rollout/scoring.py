@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
+import numbers
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +23,9 @@ from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
-NUM_LOGGED_FAILURES = 3  # per round; the rest is counted
+MAX_REWARD = 3e38  # training holds rewards in 32-bit floats
+NUM_LOGGED_FAILURES = 5  # per round; the rest is counted
+NUM_LOGGED_INDICES = 32  # of a group that failed together
 
 
 class RewardAborted(Exception):
@@ -35,7 +37,7 @@ async def score_samples(args, samples: list[Sample], evaluation: bool = False) -
     unscored = [sample for sample in samples if sample.reward is None]
     if not unscored:
         return
-    if _wants_batch(args, unscored):
+    if len(unscored) > 1 and _wants_batch(args, unscored):
         await score_group(args, unscored, evaluation)
     elif len(unscored) == 1:
         await _score_one(args, unscored[0], evaluation)
@@ -72,7 +74,10 @@ async def _traced_reward(args, sample: Sample) -> Any:
 
 
 async def score_group(args, samples: list[Sample], evaluation: bool = False) -> None:
-    """Set the rewards of all samples with one batch call."""
+    """Set the rewards of all samples with one batch call; without a hook for batches one fails alone, not with its group."""
+    if not _wants_batch(args, samples):
+        await asyncio.gather(*(_score_one(args, sample, evaluation) for sample in samples))
+        return
     from slime.rollout.rm_hub import batched_async_rm
 
     with trace_span(samples, "group_reward_model"):
@@ -83,7 +88,8 @@ async def score_group(args, samples: list[Sample], evaluation: bool = False) -> 
         except RewardAborted:
             return
         except Exception as error:
-            rewards = [error] * len(samples)
+            mark_reward_failed(args, samples, error, evaluation)
+            return
     for sample, reward in zip(samples, rewards, strict=True):
         _assign(args, sample, reward, evaluation)
 
@@ -102,9 +108,9 @@ async def _score_one(args, sample: Sample, evaluation: bool) -> None:
 
 
 def _wants_batch(args, samples: list[Sample]) -> bool:
-    if len(samples) == 1 or not args.custom_rm_path or any(sample.custom_rm_path for sample in samples):
-        return False
-    return reward_form(load_hook(args.custom_rm_path, "custom_rm_path")) != "single"
+    """Whether a hook that takes several samples scores some of these."""
+    paths = {sample.custom_rm_path or args.custom_rm_path for sample in samples}
+    return any(path and reward_form(load_hook(path, "custom_rm_path")) != "single" for path in paths)
 
 
 async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], evaluation: bool) -> Any:
@@ -157,54 +163,68 @@ def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:
     if error is None:
         sample.reward = reward
     else:
-        mark_reward_failed(args, sample, error, evaluation)
+        mark_reward_failed(args, [sample], error, evaluation)
 
 
 def _reward_problem(args, reward: Any, evaluation: bool) -> Exception | None:
-    """Why this is no reward, or None. Dicts without a reward key are passed on to the post-process hook."""
+    """Why this is no reward, or None. Without a reward key, dicts are for the user's hooks behind it, and for evaluations."""
     key = _reward_key(args, evaluation)
     value = reward
     if key and isinstance(reward, dict):
         if key not in reward:
-            return ValueError(f"the reward {reward!r:.200} has no key {key!r} (--reward-key)")
+            return ValueError(f"the reward {_shown(reward)} has no key {key!r} (--reward-key)")
         value = reward[key]
     if value is None:
         return ValueError("the reward function returned None")
-    if isinstance(value, dict) or args.custom_reward_post_process_path:
+    if args.custom_reward_post_process_path or args.custom_convert_samples_to_train_data_path:
         return None
+    if isinstance(value, dict) and not key:
+        return None if evaluation else ValueError(f"the reward is a dict of {_shown(list(value))}: give --reward-key")
+    if not isinstance(value, (int, float)):
+        return ValueError(f"the reward is no number: {_shown(value)}")
+    return None if abs(value) < MAX_REWARD else ValueError(f"the reward is no finite number: {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value's repr, whatever its repr does."""
     try:
-        return None if math.isfinite(value) else ValueError(f"the reward is {value}")
-    except (TypeError, OverflowError):
-        return ValueError(f"the reward is no number: {value!r:.200}")
+        return f"{value!r:.200}"
+    except Exception as error:
+        return f"a {type(value).__name__} that cannot be shown ({error})"
 
 
 def _plain_number(reward: Any) -> Any:
-    """Scalars of numpy and torch as Python numbers, so that dumps and metrics hold plain values."""
+    """Numbers of numpy and torch, and arrays of one, as Python numbers, so that dumps and metrics hold plain values."""
     if isinstance(reward, dict):
         return {name: _plain_number(value) for name, value in reward.items()}
-    is_scalar = (
-        hasattr(reward, "item") and getattr(reward, "size", None) is not None and not getattr(reward, "shape", ())
-    )
-    return reward.item() if is_scalar else reward
+    if type(reward) in (bool, int, float):
+        return reward
+    count = reward.numel() if hasattr(reward, "numel") else getattr(reward, "size", None)
+    if hasattr(reward, "item") and count == 1:
+        return reward.item()
+    return float(reward) if isinstance(reward, numbers.Real) else reward
 
 
-def mark_reward_failed(args, sample: Sample, error: Exception, evaluation: bool = False) -> None:
-    """FAILED, reward 0, no loss; counted and logged with the sample's index."""
+def mark_reward_failed(args, samples: list[Sample], error: Exception, evaluation: bool = False) -> None:
+    """FAILED, reward 0, no loss; counted, and logged in one line with the samples' indices."""
     state = GenerateState(args)
     key = _reward_key(args, evaluation)
-    sample.status = Sample.Status.FAILED
-    sample.reward = {key: 0.0} if key else 0.0
-    sample.remove_sample = True
-    sample.metadata["reward_error"] = f"{type(error).__name__}: {error}"
+    for sample in samples:
+        sample.status = Sample.Status.FAILED
+        sample.reward = {key: 0.0} if key else 0.0
+        sample.remove_sample = True
+        sample.metadata["reward_error"] = f"{type(error).__name__}: {error}"
     counter = "eval_reward_failed" if evaluation else "reward_failed"
-    state.counters[counter] += 1
-    if state.counters[counter] <= NUM_LOGGED_FAILURES:
-        logger.warning("reward of sample %s failed: %s: %s", sample.index, type(error).__name__, error)
-    elif state.counters[counter] == NUM_LOGGED_FAILURES + 1:
+    state.counters[counter] += len(samples)
+    state.counters[f"{counter}_lines"] += 1
+    lines = state.counters[f"{counter}_lines"]
+    if lines <= NUM_LOGGED_FAILURES:
+        indices = ", ".join(str(sample.index) for sample in samples[:NUM_LOGGED_INDICES])
+        logger.warning("reward of sample %s failed: %s: %s", indices, type(error).__name__, error)
+    elif lines == NUM_LOGGED_FAILURES + 1:
         logger.warning("more rewards failed: counted from here on")
-    if not evaluation:
-        if state.first_failure is None:
-            state.first_failure = "".join(traceback.format_exception(error))
+    if not evaluation and state.first_failure is None:
+        state.first_failure = "".join(traceback.format_exception(error))
 
 
 def _reward_key(args, evaluation: bool) -> str | None:

@@ -13,16 +13,22 @@ async def first_token_is_even(args, sample, **kwargs):
     return float(sample.tokens[len(sample.tokens) - sample.response_length] % 2 == 0)
 
 
-async def sometimes_fails(args, sample, **kwargs):
-    if sample.index % 4 == 0:
+async def group_judge(args, samples, **kwargs):
+    """Of four prompts one makes it raise, one makes it hang, one gets some nonsense; the last is judged with an engine's help."""
+    case = samples[0].group_index % 4
+    if case == 0:
         raise RuntimeError("the judge is down")
-    return float(sample.index % 2)
-
-
-async def sometimes_hangs(args, sample, **kwargs):
-    if sample.index % 4 == 0:
+    if case == 1:
         await asyncio.sleep(3600)
-    return float(sample.index % 2)
+    if case == 2:
+        return [None, {"score": float("nan")}, {"score": 0.25, "kind": "short"}, {"score": 0.75, "kind": "long"}]
+    from slime.rollout.engine_control import get_model_url
+    from slime.utils.http_utils import post
+
+    body = {"input_ids": samples[0].tokens, "sampling_params": {"max_new_tokens": 1}}
+    answer = await post(get_model_url(args, "default"), body)
+    assert answer["meta_info"]["completion_tokens"] == 1
+    return [{"score": float(i % 2), "kind": "short"} for i, _ in enumerate(samples)]
 
 
 async def always_fails(args, sample, **kwargs):

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from slime.config import checkpoint_dirs
+from slime.observability.wandb_utils import is_wandb_available
 from tests.e2e.conftest import base_flags, finish, launch, processes_of
 from tests.e2e.test_sync_loop import SMALL
 
@@ -40,15 +42,26 @@ def engine_process(directory: Path) -> psutil.Process | None:
     return None
 
 
-def test_rewards_that_raise_are_counted_and_the_run_goes_on(train):
-    run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "sometimes_fails")
-    assert run.series("rollout/reward_failed") == [4]
-    assert len(run.metrics("train/step")) == 1
-
-
-def test_rewards_that_hang_end_at_their_timeout(train):
-    run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "sometimes_hangs", "--rm-timeout", 1)
-    assert run.series("rollout/reward_failed") == [4]
+def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run_goes_on(train, tmp_path):
+    run = train(
+        *(*SMALL, "--num-rollout", 2, "--group-rm", "--custom-rm-path", REWARDS + "group_judge", "--rm-timeout", 1),
+        *("--reward-key", "score", "--log-reward-category", "kind", "--log-passrate"),
+        *("--save-debug-rollout-data", tmp_path / "dump_{rollout_id}.pt"),
+        *(("--use-wandb", "--wandb-mode", "offline") if is_wandb_available() else ()),
+    )
+    assert run.series("rollout/reward_failed") == [4 + 4 + 2] * 2
+    assert "reward of sample 0, 1, 2, 3 failed: RuntimeError: the judge is down" in run.output
+    assert "reward of sample 4, 5, 6, 7 failed: TimeoutError: no reward within --rm-timeout 1" in run.output
+    assert (
+        run.series("rollout/error_cat/short") == [5 / 16] * 2 and run.series("rollout/error_cat/long") == [1 / 16] * 2
+    )
+    samples = torch.load(tmp_path / "dump_0.pt", weights_only=True)["samples"]
+    assert [s["reward"]["score"] for s in samples] == [0.0] * 8 + [0.0, 0.0, 0.25, 0.75] + [0.0, 1.0] * 2
+    assert [s["status"] for s in samples].count("failed") == 10
+    assert len(run.metrics("train/step")) == 2 and min(run.series("train/grad_norm")) > 0
+    if is_wandb_available():
+        (record,) = (run.directory / "wandb").glob("offline-run-*/run-*.wandb")
+        assert b"rollout/reward_failed" in record.read_bytes()
 
 
 def test_a_round_whose_rewards_all_fail_is_one_error_with_the_cause(train, tmp_path):

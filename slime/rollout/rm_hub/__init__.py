@@ -23,6 +23,7 @@ from slime.rollout.rm_hub.math_dapo_utils import compute_score as compute_dapo_s
 from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime.rollout.rm_hub.math_verify_pool import math_verify_reward
 from slime.rollout.rm_hub.remote import remote_rm
+from slime.rollout.rm_hub.reward_model import reward_model
 
 __all__ = ["RM_TYPES", "async_rm", "batched_async_rm", "get_deepscaler_rule_based_reward", "grade_answer_verl"]
 
@@ -124,7 +125,12 @@ GRADERS = {
     "random": lambda response, sample: random.randint(0, 1),
 }
 BARE_GRADERS = {"math": _bare_math, "deepscaler": _bare_math, "dapo": _bare_dapo}
-ASYNC_GRADERS = {"remote_rm": remote_rm, "math_verify": _math_verify, "ifbench": _ifbench}
+ASYNC_GRADERS = {
+    "remote_rm": remote_rm,
+    "reward_model": reward_model,
+    "math_verify": _math_verify,
+    "ifbench": _ifbench,
+}
 RM_TYPES = tuple(sorted([*GRADERS, *ASYNC_GRADERS]))
 
 

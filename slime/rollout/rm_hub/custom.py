@@ -12,6 +12,7 @@ import asyncio
 import functools
 import inspect
 import threading
+from collections.abc import Mapping, Set
 
 from slime.utils.async_utils import run_in_thread
 from slime.utils.hook_forms import accepted_keywords, is_plain, reward_form
@@ -40,7 +41,8 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
         rewards = await _call(scorer.compute_reward, [s.prompt for s in samples], [s.response for s in samples])
     else:
         rewards = await _call(hook, args, samples, **accepted_keywords(hook, kwargs))
-    if not hasattr(rewards, "__len__") or len(rewards) != len(samples):
+    is_list = hasattr(rewards, "__len__") and not isinstance(rewards, (str, bytes, Mapping, Set))
+    if not is_list or len(rewards) != len(samples):
         raise ValueError(
             f"--custom-rm-path {path} returned {rewards!r:.200} for {len(samples)} samples, expected one each"
         )

@@ -127,6 +127,16 @@ def test_data_files_have_known_endings_and_slices(parse, data, tmp_path):
         assert parse("--prompt-data", data + good).prompt_data == data + good
 
 
+def test_reward_types_that_need_another_flag_name_it(parse):
+    with pytest.raises(UserError, match="--rm-type reward_model needs --rm-model-path, or --rm-url"):
+        parse("--rm-type", "reward_model")
+    assert parse("--rm-type", "reward_model", "--rm-url", "http://127.0.0.1:1").rm_type == "reward_model"
+    for rm_type in ("dapo", "boxed_dapo"):
+        with pytest.raises(UserError, match=f"--rm-type {rm_type} gives score, acc and pred: --reward-key score"):
+            parse("--rm-type", rm_type)
+        assert parse("--rm-type", rm_type, "--reward-key", "score").reward_key == "score"
+
+
 def test_group_reward_and_evaluation_exclude_each_other(parse, data):
     with pytest.raises(UserError, match="--group-rm is not supported in evaluation"):
         parse("--group-rm", "--eval-prompt-data", "quiz", data)

@@ -144,33 +144,85 @@ async def test_fb_r15_a_failing_reward_cancels_its_siblings(hooks):
     assert sorted(hooks.cancelled) == [0, 2]
 
 
-async def test_remote_rm_posts_and_returns_the_body():
+@pytest.fixture
+async def service():
+    """A reward service: `answers` are given in turn, the last one again and again; `seen` are the bodies that came."""
     from aiohttp import web
 
     from slime.utils.http_utils import close_session
 
-    seen = []
+    state = SimpleNamespace(answers=[], seen=[])
 
     async def handler(request):
-        seen.append(await request.json())
-        return web.json_response({"score": 0.0})
+        state.seen.append((request.path, await request.json()))
+        status, answer = state.answers.pop(0) if len(state.answers) > 1 else state.answers[0]
+        if status == "hang":
+            await asyncio.sleep(60)
+        return web.json_response(answer, status=status) if status != "text" else web.Response(text=answer)
 
     app = web.Application()
-    app.router.add_post("/rm", handler)
-    runner = web.AppRunner(app)
+    app.router.add_post("/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    try:
-        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/rm"
-        args = make_args(rm_type="remote_rm", rm_url=url)
-        assert await async_rm(args, make_sample("r", "l")) == {"score": 0.0}
-        assert seen == [{"prompt": "pp", "response": "r", "label": "l"}]
-    finally:
-        await close_session()
-        await runner.cleanup()
+    state.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/rm"
+    yield state
+    await close_session()
+    await runner.cleanup()
+
+
+async def test_remote_rm_posts_and_returns_the_body(service):
+    service.answers = [(200, {"score": 0.0})]
+    args = make_args(rm_type="remote_rm", rm_url=service.url)
+    assert await async_rm(args, make_sample("r", "l")) == {"score": 0.0}
+    assert service.seen == [("/rm", {"prompt": "pp", "response": "r", "label": "l"})]
     with pytest.raises(ValueError, match="--rm-url"):
         await async_rm(make_args(rm_type="remote_rm"), make_sample())
+
+
+async def test_remote_rm_asks_again_when_the_service_is_busy_and_not_when_it_refuses(service):
+    args = make_args(rm_type="remote_rm", rm_url=service.url)
+    service.answers = [(503, None), (429, None), (200, 0.5)]
+    assert await async_rm(args, make_sample()) == 0.5 and len(service.seen) == 3
+    service.answers = [(400, {"error": "no such label"})]
+    with pytest.raises(RuntimeError, match="answered 400: .*no such label"):
+        await async_rm(args, make_sample())
+    assert len(service.seen) == 4
+
+
+async def test_remote_rm_that_hangs_or_is_away_ends_before_the_timeout_with_what_it_did(service):
+    service.answers = [("hang", None)]
+    with pytest.raises(RuntimeError, match=f"POST {service.url} failed.*no answer within 0.27 s"):
+        await asyncio.wait_for(
+            async_rm(make_args(rm_type="remote_rm", rm_url=service.url, rm_timeout=0.3), make_sample()), 0.3
+        )
+    away = "http://127.0.0.1:9/rm"
+    with pytest.raises(RuntimeError, match=f"POST {away} failed.*Connect"):
+        await async_rm(make_args(rm_type="remote_rm", rm_url=away, rm_timeout=0.5), make_sample())
+
+
+async def test_reward_model_on_an_engine_is_asked_for_prompt_and_response(service):
+    service.answers = [(200, {"embedding": [0.25], "meta_info": {}})]
+    args = make_args(rm_type="reward_model", rm_url=service.url)
+    assert await async_rm(args, make_sample("answer")) == 0.25
+    args = make_args(rm_type="reward_model", rm_url=service.url + "/classify/")
+    assert await async_rm(args, make_sample("answer")) == 0.25
+    assert service.seen == [("/rm/classify", {"text": "ppanswer"})] * 2
+
+
+@pytest.mark.parametrize(
+    "answer", [{"embedding": [0.1, 0.2]}, {"embedding": []}, {"text": "hm"}, [1.0], 0.5, None, "html"]
+)
+async def test_engine_that_gives_no_score_is_an_error_that_names_it(service, answer):
+    service.answers = [(200, answer)]
+    with pytest.raises(ValueError, match=f"--rm-url {service.url}/classify: expected one score"):
+        await async_rm(make_args(rm_type="reward_model", rm_url=service.url), make_sample("answer"))
+
+
+async def test_reward_model_must_be_named():
+    with pytest.raises(ValueError, match="--rm-type reward_model needs --rm-model-path, or --rm-url"):
+        await async_rm(make_args(rm_type="reward_model"), make_sample("answer"))
 
 
 async def test_math_verify_runs_in_a_worker_and_survives_a_hanging_comparison(monkeypatch):

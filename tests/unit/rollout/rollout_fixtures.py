@@ -89,6 +89,7 @@ def make_args(tokenizer_dir, write_rows):
             rollout_sample_hook_path=[],
             custom_rm_path="stub_rm.one",
             custom_reward_post_process_path=None,
+            custom_convert_samples_to_train_data_path=None,
             rm_type=None,
             rm_timeout=5.0,
             rm_url=None,

@@ -75,10 +75,70 @@ def plain_exits_on_index_1(args, sample, **kwargs):
     return 1.0
 
 
+async def nonsense(args, sample, **kwargs):
+    """Group 0 gets what no reward is; the others a number."""
+    values = [
+        *(
+            None,
+            "",
+            "1.0",
+            b"1",
+            [],
+            [1.0],
+            {},
+            {"other": 1.0},
+            {"score": None},
+            {"score": "good"},
+            {"score": float("nan")},
+        ),
+        *(
+            float("inf"),
+            -float("inf"),
+            float("nan"),
+            1e39,
+            10**5000,
+            1j,
+            object(),
+            print,
+            torch.zeros(2),
+            torch.zeros(0),
+        ),
+        *(numpy.zeros(3), torch.tensor(1 + 1j), numpy.datetime64("2020-01-01"), Sample.Status.FAILED, {"score": [1.0]}),
+    ]
+    return values[sample.index] if sample.group_index == 0 else {"score": 1.0}
+
+
+NUM_NONSENSE = 26
+
+
+async def group_nonsense(args, samples, **kwargs):
+    """Each group but the last gets what no list of rewards is."""
+    n = len(samples)
+    values = [None, 1.0, "x" * n, [1.0] * (n + 1), [], {i: 1.0 for i in range(n)}, iter([1.0] * n), torch.zeros(n, 2)]
+    group = samples[0].group_index
+    return torch.arange(n) if group == len(values) else values[group]
+
+
+async def slow_group_0_and_engine_call(args, samples, **kwargs):
+    """A group judge that asks an engine; group 0 waits for an answer that never comes."""
+    from slime.utils.http_utils import post
+
+    if samples[0].group_index == 0:
+        await asyncio.sleep(600)
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    body = {"input_ids": samples[0].tokens, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True}
+    answer = await post(url, body)
+    return [float(bool(answer["meta_info"]))] * len(samples)
+
+
 async def odd_values(args, sample, **kwargs):
     bad = ["good", float("inf"), numpy.float32("nan"), 10**400, torch.tensor(float("nan"))]
     good = [numpy.float32(0.5), torch.tensor(0.5), numpy.float64(1), 1.0, numpy.int64(2)]
     return (bad, good)[sample.group_index][sample.index % 5]
+
+
+async def scores(args, sample, **kwargs):
+    return {"score": 1.0, "acc": True}
 
 
 async def dict_or_none(args, sample, **kwargs):

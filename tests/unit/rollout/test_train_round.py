@@ -366,13 +366,59 @@ def test_rewards_that_are_no_finite_number_fail_and_scalars_of_libraries_are_pla
     ]
 
 
+def test_nonsense_of_every_kind_fails_its_sample_and_is_counted(engine, make_args):
+    args = make_args(
+        engine, custom_rm_path="stub_rm.nonsense", n_samples_per_prompt=stub_rm.NUM_NONSENSE, reward_key="score"
+    )
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == stub_rm.NUM_NONSENSE
+    for sample in output.samples[0]:
+        assert (sample.status, sample.reward, sample.remove_sample) == (Sample.Status.FAILED, {"score": 0.0}, True)
+        assert sample.metadata["reward_error"]
+    assert all(sample.reward == {"score": 1.0} for sample in output.samples[1])
+
+
+def test_group_judge_that_returns_no_list_of_rewards_fails_its_group_only(engine, make_args):
+    args = make_args(engine, custom_rm_path="stub_rm.group_nonsense", group_rm=True, rollout_batch_size=9)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 8 * 2
+    assert [[s.reward for s in group] for group in output.samples] == [[0.0, 0.0]] * 8 + [[0, 1]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_group_judge_may_ask_engines_and_one_that_hangs_fails_its_group_only(engine, make_args, size, caplog):
+    args = make_args(engine, custom_rm_path="stub_rm.slow_group_0_and_engine_call", group_rm=True, rm_timeout=0.5)
+    args.n_samples_per_prompt = size
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert [[s.reward for s in group] for group in output.samples] == [[0.0] * size, [1.0] * size]
+    assert output.metrics["rollout/reward_failed"] == size
+    names = ", ".join(map(str, range(size)))
+    assert f"reward of sample {names} failed: TimeoutError: no reward within --rm-timeout 0.5 s" in caplog.text
+
+
+def test_group_rm_with_a_judge_of_single_samples_fails_one_sample_not_its_group(engine, make_args):
+    args = make_args(engine, custom_rm_path="stub_rm.raises_on_index_1", group_rm=True)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert [[s.reward for s in group] for group in output.samples] == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def test_dict_reward_without_a_key_is_an_error_that_names_the_flag(engine, make_args):
+    args = make_args(engine, custom_rm_path="stub_rm.scores")
+    with pytest.raises(RuntimeError, match="dict of .'score', 'acc'.: give --reward-key"):
+        generate_rollout(args, 0, create_data_source(args))
+    for flag in ("custom_reward_post_process_path", "custom_convert_samples_to_train_data_path"):
+        hooked = make_args(engine, custom_rm_path="stub_rm.scores", **{flag: "stub_rm.one"})
+        output = generate_rollout(hooked, 0, create_data_source(hooked))
+        assert output.samples[0][0].reward == {"score": 1.0, "acc": True}
+
+
 def test_many_failing_rewards_are_counted_not_listed(engine, make_args, caplog):
     args = make_args(engine, custom_rm_path="stub_rm.raises_on_group_0", n_samples_per_prompt=16)
     with caplog.at_level(logging.WARNING):
         output = generate_rollout(args, 0, create_data_source(args))
     assert output.metrics["rollout/reward_failed"] == 16
-    assert caplog.text.count("reward of sample") == 3 and "16 rewards failed" in caplog.text
-    assert len(caplog.records) == 5
+    assert caplog.text.count("reward of sample") == 5 and "16 rewards failed" in caplog.text
+    assert len(caplog.records) == 7
 
 
 def test_a_round_whose_rewards_all_fail_raises_with_the_first_traceback(engine, make_args):
