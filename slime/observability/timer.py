@@ -54,6 +54,7 @@ class Timers:
 
 
 def step_time_metrics(wait_s: float, train_s: float) -> dict[str, float]:
-    """Return `perf/step_time` (waiting plus training) and `perf/wait_time_ratio`."""
+    """Return `perf/train_wait_time`, `perf/step_time` (waiting plus training) and `perf/wait_time_ratio`."""
     step_s = wait_s + train_s
-    return {"perf/step_time": step_s, "perf/wait_time_ratio": wait_s / step_s if step_s > 0 else 0.0}
+    ratio = wait_s / step_s if step_s > 0 else 0.0
+    return {"perf/train_wait_time": wait_s, "perf/step_time": step_s, "perf/wait_time_ratio": ratio}

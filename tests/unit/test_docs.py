@@ -44,6 +44,44 @@ def test_every_estimator_has_a_page_and_the_code_that_pages_name_exists():
             )
 
 
+def documented_metrics() -> set[str]:
+    """The names of docs/metrics.md, choices in braces spelt out."""
+    page, names = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), set()
+    for row in re.findall(r"^\| (`[^|]*) \|", page, re.M):
+        for name in re.findall(r"`([^`]+)`", row):
+            spelt = [name]
+            while any("{" in one for one in spelt):
+                spelt = [
+                    re.sub(r"\{[^{}]*\}", c, one, count=1)
+                    for one in spelt
+                    for c in re.search(r"\{([^{}]*)\}", one)[1].split(",")
+                ]
+            names |= set(spelt)
+    return names
+
+
+def test_metrics_that_are_documented_exist_in_the_code():
+    """What a name is put together from stands in the code; that runs write no others is tested on real runs."""
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in [*(ROOT / "slime").rglob("*.py"), *(ROOT / "examples" / "hooks").glob("*.py")]
+    )
+
+    def is_made(part: str) -> bool:
+        if re.search(rf"(?<![a-z]){re.escape(part)}(?![a-z])", code):
+            return True
+        cuts = [(part[: i + 1], part[i + 1 :]) for i, c in enumerate(part) if c in "_-"]
+        return any(
+            (re.search(rf"\}}[_-]?{re.escape(end)}(?![a-z])", code) and is_made(start.rstrip("_-")))
+            or (re.search(rf"[\"'/_]{re.escape(start)}(?:\{{|[\"'])", code) and is_made(end))
+            for start, end in cuts
+        )
+
+    fixed = {part for name in documented_metrics() for part in re.split(r"/|[A-Z]{2,}|K\b", name)}
+    assert {part for part in fixed if not is_made(part.strip("_-"))} == set()
+    assert not is_made("no_such_metric") and not is_made("surplus_prompts")
+
+
 def test_every_hook_example_is_shown():
     shown = set(re.findall(r"<!-- file: examples/hooks/(\S+) -->", (ROOT / "docs" / "hooks.md").read_text()))
     assert shown == {path.name for path in (ROOT / "examples" / "hooks").glob("*.py")}

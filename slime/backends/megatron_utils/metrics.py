@@ -28,7 +28,7 @@ PER_TOKEN_REPORTS = (
 )
 EXACT_WITHOUT_SKIPPED = ("loss", "pg_loss")
 """Step metrics to which a sample without advantage adds nothing; the others are means over the computed samples."""
-PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated")
+PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated", "round_number")
 
 
 def sum_over_data_ranks(values: list[float]) -> list[float]:
@@ -91,7 +91,10 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     sample_sums = [float(sum(data[key][i] for i in real)) for key in sample_names]
     own_lengths = float(sum(len(data["tokens"][i]) for i in real))
     count = len(real)
-    totals = sum_over_data_ranks([*sums, *sample_sums, own_lengths, count, tokens])
+    entropies = _entropy_of_correct(args, data, real)
+    *totals, correct_entropy, num_correct = sum_over_data_ranks(
+        [*sums, *sample_sums, own_lengths, count, tokens, float(sum(entropies)), len(entropies)]
+    )
     token_totals, sample_totals = totals[: len(names)], totals[len(names) : -2]
     denominator = totals[-1] if args.calculate_per_token_loss else sum(data["global_batch_sizes"])
     report = {f"rollout/{k}": v / denominator for k, v in zip(names, token_totals, strict=True)}
@@ -100,4 +103,18 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     )
     if data.get("raw_reward"):
         report["rollout/raw_reward"] = sum(data["raw_reward"]) / len(data["raw_reward"])
+    if num_correct:
+        report["correct_entropy"] = correct_entropy / num_correct
     return report
+
+
+def _entropy_of_correct(args, data: dict, real: list[int]) -> list[float]:
+    """Return the mean entropy per trained token of each of this rank's correct samples, where entropies were measured."""
+    if not args.log_correct_samples or "entropy" not in data or not data.get("raw_reward"):
+        return []
+    means = []
+    for i in real:
+        mask = data["loss_masks"][i]
+        if data["raw_reward"][data["partition"][i]] == 1 and mask.any():
+            means.append(float((data["entropy"][i].float() * mask).sum() / mask.sum()))
+    return means

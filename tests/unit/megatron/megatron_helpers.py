@@ -62,7 +62,7 @@ DEFAULTS = dict(
     hf_checkpoint=None, load=None, ref_load=None, ref_ckpt_step=None, ckpt_step=None, save=None, no_load_optim=None,
     no_load_rng=None, no_save_optim=None, no_save_rng=None, finetune=False, save_hf=None, save_debug_train_data=None,
     async_save=False,
-    ci_test=False,
+    ci_test=False, log_correct_samples=False,
 )  # fmt: skip
 
 

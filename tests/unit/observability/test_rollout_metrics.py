@@ -247,3 +247,43 @@ def test_request_numbers_come_from_plain_and_streaming_spans_once():
     assert metrics["perf/decode/throughput/max"] == 50
     assert (metrics["perf/request/count"], metrics["perf/request/profiled_count"]) == (3, 2)
     assert not any("queue_time" in name for name in metrics)
+
+
+PD_ATTRS = {
+    **{f"pd_prefill_{phase}_duration": f"prefill/{phase}_duration" for phase in ("bootstrap_queue", "bootstrap", "alloc_wait", "forward", "transfer_queue")},
+    **{f"pd_decode_{phase}_duration": f"decode/{phase}_duration" for phase in ("prealloc", "bootstrap", "alloc_wait", "transfer", "forward")},
+    "pd_transfer_speed_gb_s": "prefill/transfer_speed_gb_s",
+    "pd_transfer_total_mb": "prefill/transfer_total_mb",
+    "pd_prefill_retry_count": "prefill/retry_count",
+    "queue_time": "request/queue_time",
+    "e2e_latency": "request/e2e_latency",
+    "decode_throughput": "decode/throughput",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attribute, name", PD_ATTRS.items())
+def test_each_number_of_a_request_is_described_under_its_name(attribute, name):
+    ends = [
+        {"type": "span_end", "name": "sglang_generate", "span_id": str(x), "attrs": {attribute: x}}
+        for x in (1.0, 2.0, 6.0)
+    ]
+    metrics = compute_rollout_metrics(make_args(), [make_sample(trace={"events": ends})], 1.0)
+    expected = {"mean": 3.0, "median": 2.0, "max": 6.0, "min": 1.0}
+    assert with_prefix(metrics, f"perf/{name}/") == {f"perf/{name}/{stat}": value for stat, value in expected.items()}
+
+
+def test_quartiles_of_correct_lengths_are_lengths_of_samples():
+    samples = [make_sample(1.0, length) for length in (40, 10, 20, 30)] + [make_sample(0.0, 99)]
+    metrics = compute_rollout_metrics(make_args(log_correct_samples=True), samples, 1.0)
+    assert with_prefix(metrics, "correct_length/") == {f"correct_length/p{p}": 0.4 * p for p in (25, 50, 75, 100)}
+
+
+def test_dict_rewards_are_read_by_the_key_of_training_or_of_evaluation():
+    samples = [make_sample({"score": x, "other": 1 - x}, group_index=0) for x in (1.0, 1.0, 0.0, 0.0)]
+    args = make_args(reward_key="score", eval_reward_key="other", log_passrate=True, debug_rollout_only=True)
+    metrics = compute_rollout_metrics(args, samples[:2] + [make_sample(None, group_index=0)], 1.0)
+    assert metrics["rollout/raw_reward"] == 1.0 and metrics["rollout/zero_std/count_1.0"] == 1
+    data = {"set": {"rewards": [s.reward for s in samples], "truncated": [False] * 4, "samples": samples}}
+    metrics = compute_eval_metrics(args, data)
+    assert metrics["eval/set"] == 0.5 and metrics["eval/set-pass@1"] == 0.5
+    assert "eval/set/zero_std/count_1.0" not in metrics

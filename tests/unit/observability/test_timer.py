@@ -52,5 +52,9 @@ def test_misuse_is_an_assertion():
 
 
 def test_step_time_is_waiting_plus_training():
-    assert step_time_metrics(1.0, 3.0) == {"perf/step_time": 4.0, "perf/wait_time_ratio": 0.25}
+    assert step_time_metrics(1.0, 3.0) == {
+        "perf/train_wait_time": 1.0,
+        "perf/step_time": 4.0,
+        "perf/wait_time_ratio": 0.25,
+    }
     assert step_time_metrics(0.0, 0.0)["perf/wait_time_ratio"] == 0.0
