@@ -1,4 +1,5 @@
-"""Show files in the documents: fill the block after each `<!-- file: PATH -->` line of docs/*.md with the file's text.
+"""Show files in the documents: fill the block after each `<!-- file: PATH -->` line of docs/*.md with the file's text, and the
+one after `<!-- signatures -->` with the table of hooks.
 
 A test fails while a document shows an older text than the file has.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"<!-- file: (?P<path>\S+) -->\n(?:```\w*\n.*?\n```\n)?", re.S)
+SIGNATURES = re.compile(r"(?<=<!-- signatures -->\n).*?(?=<!-- end of signatures -->)", re.S)
 LANGUAGES = {".py": "python", ".sh": "bash", ".jsonl": "json"}
 
 
@@ -35,7 +37,16 @@ def fill(text: str) -> str:
         content = path.read_text(encoding="utf-8").rstrip("\n")
         return f"<!-- file: {match['path']} -->\n```{LANGUAGES[path.suffix]}\n{content}\n```\n"
 
-    return MARK.sub(block, text)
+    return SIGNATURES.sub(lambda _: signatures(), MARK.sub(block, text))
+
+
+def signatures() -> str:
+    """Return a table of every hook flag and how it is called."""
+    sys.path.insert(0, str(ROOT))
+    from slime.utils.hook_table import HOOKS
+
+    rows = [f"| `--{option.replace('_', '-')}` | `{hook.text}` |\n" for option, hook in HOOKS.items()]
+    return "| flag | called as -> returns |\n|---|---|\n" + "".join(rows)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from slime.algorithms.numeric import working_precision
 from slime.algorithms.scan import discounted_returns
+from slime.utils.hook_calls import call_path, wrong
 from slime.utils.misc import load_function
 
 Rows = list[torch.Tensor]
@@ -64,20 +65,24 @@ def compute(estimator: str, inputs: AdvantageInputs) -> tuple[Rows, Rows]:
     Raises:
         ValueError: unknown estimator name, critic values missing for `ppo`, or a user's result that does not fit the samples.
     """
-    columns = resolve(estimator)(inputs)
-    if estimator not in ESTIMATORS:
-        _check_columns(estimator, columns, inputs.response_lengths)
+    function = resolve(estimator)
+    if estimator in ESTIMATORS:
+        return function(inputs)
+    columns = call_path(estimator, "advantage_estimator", inputs)
+    _check_columns(estimator, columns, inputs.response_lengths)
     return columns
 
 
 def _check_columns(estimator: str, columns, lengths: Sequence[int]) -> None:
     """Refuse what a user's estimator returned unless it is one row of the right length per sample, twice."""
+    if not isinstance(columns, (tuple, list)) or len(columns) != 2:
+        raise wrong("advantage_estimator", estimator, f"returned a {type(columns).__name__}")
     for name, rows in zip(("advantages", "returns"), columns, strict=True):
-        found = [len(row) for row in rows]
-        if found != list(lengths):
-            raise ValueError(
-                f"--advantage-estimator {estimator}: {name} have lengths {found[:8]}, the responses {list(lengths)[:8]}"
-            )
+        is_list = isinstance(rows, (list, tuple))
+        found = [tuple(getattr(row, "shape", ())) for row in rows] if is_list else type(rows).__name__
+        if found != [(length,) for length in lengths]:
+            what = f"returned {name} of shapes {found}, the responses have {list(lengths)} tokens"
+            raise wrong("advantage_estimator", estimator, what)
 
 
 def resolve(estimator: str) -> Callable[[AdvantageInputs], tuple[Rows, Rows]]:

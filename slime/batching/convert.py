@@ -20,10 +20,13 @@ import torch
 from slime.algorithms.reduce import rollout_mask_sums
 from slime.algorithms.rewards import GROUP_RELATIVE, STD_NORMALISED, normalize_group_rewards
 from slime.batching.flops import moe_layers
+from slime.batching.hook_results import custom_rewards, custom_train_data
 from slime.batching.sample_check import check_samples
-from slime.utils.misc import load_function
 from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
+
+#: Columns with a number for each response token.
+RESPONSE_COLUMNS = ("loss_masks", "rollout_log_probs", "teacher_log_probs", "advantages", "returns")
 
 
 def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
     if not samples:
         raise ValueError("the rollout returned no samples to train on")
     if args.custom_convert_samples_to_train_data_path:
-        return load_function(args.custom_convert_samples_to_train_data_path)(args, samples)
+        return custom_train_data(args, samples)
     if args.check_samples:
         check_samples(samples, _vocab_size(args.model_arch), args.use_rollout_logprobs or args.use_tis)
     else:
@@ -60,6 +63,25 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
     return data
 
 
+def checked_columns(samples: list[Sample], columns: dict[str, list]) -> dict[str, list]:
+    """Columns that a loop of the user's gives beside its samples, such as advantages.
+
+    Raises: ValueError for a column without one entry per sample, or whose per-token entries have another length.
+    """
+    for name, rows in columns.items():
+        if len(rows) != len(samples):
+            raise ValueError(f"column {name!r} has {len(rows)} entries for {len(samples)} samples")
+        if name not in RESPONSE_COLUMNS:
+            continue
+        for sample, row in zip(samples, rows, strict=True):
+            if len(row) != sample.response_length:
+                raise ValueError(
+                    f"column {name!r} has {len(row)} numbers for sample {sample.index}, whose response has "
+                    f"{sample.response_length} tokens"
+                )
+    return columns
+
+
 def _vocab_size(arch: dict[str, Any] | None) -> int | None:
     arch = arch or {}
     return (arch.get("text_config") or arch).get("vocab_size")
@@ -75,16 +97,10 @@ def post_process_rewards(
     `remove_sample` counts. `--custom-reward-post-process-path` replaces the whole step.
 
     Raises:
-        ValueError: a sample has no reward, or the hook returned lists of another length.
+        ValueError: a sample has no reward, or the hook returned something else.
     """
     if args.custom_reward_post_process_path:
-        raw, rewards = load_function(args.custom_reward_post_process_path)(args, samples)
-        if len(raw) != len(samples) or len(rewards) != len(samples):
-            raise ValueError(
-                f"--custom-reward-post-process-path {args.custom_reward_post_process_path} returned {len(raw)} raw and "
-                f"{len(rewards)} training rewards for {len(samples)} samples"
-            )
-        return list(raw), list(rewards)
+        return custom_rewards(args, samples)
     raw = [_scalar_reward(args, sample) for sample in samples]
     estimator = args.advantage_estimator
     if estimator not in GROUP_RELATIVE or not args.rewards_normalization:

@@ -31,7 +31,7 @@ def check_samples(samples: Sequence[Any], vocab_size: int | None = None, uses_lo
         ValueError: the first thing that is wrong, with the sample, the token and where it came from.
     """
     for sample in samples:
-        _check_lists(sample)
+        check_alignment(sample)
     if uses_log_probs or not _values_are_plain(samples, vocab_size):
         for sample in samples:
             _check_values(sample, vocab_size, uses_log_probs)
@@ -56,13 +56,6 @@ def _values_are_plain(samples: Sequence[Any], vocab_size: int | None) -> bool:
 
 def _joined(rows: list[Sequence], dtype: type) -> np.ndarray:
     return np.fromiter(chain.from_iterable(rows), dtype)
-
-
-def _check_lists(sample: Any) -> None:
-    try:
-        sample.check_invariants()
-    except ValueError as error:
-        raise ValueError(f"{error}\n  in {describe(sample, _first_uncovered(sample))}") from None
 
 
 def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> None:
@@ -92,6 +85,17 @@ def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> 
             mask,
             "token that the model did not sample is trained with the engine's log-probs",
         )
+
+
+def check_alignment(sample: Any) -> None:
+    """Check that the sample's lists have the lengths that they should.
+
+    Raises: ValueError with the first place that is wrong, and where the tokens there came from.
+    """
+    try:
+        sample.check_invariants()
+    except ValueError as error:
+        raise ValueError(f"{error}\n  in {describe(sample, _first_uncovered(sample))}") from None
 
 
 def _fail_at(sample: Any, bad: np.ndarray, offset: int, values: np.ndarray, what: str) -> None:

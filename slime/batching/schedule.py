@@ -196,6 +196,8 @@ TENSOR_DTYPES = {
     "loss_masks": torch.int32,
     "rollout_log_probs": torch.float32,
     "teacher_log_probs": torch.float32,
+    "advantages": torch.float32,
+    "returns": torch.float32,
     "rollout_top_p_token_ids": torch.int32,
     "rollout_top_p_token_offsets": torch.int32,
 }

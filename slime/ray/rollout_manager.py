@@ -17,8 +17,9 @@ from typing import Any
 from slime.observability.progress import Progress
 from slime.ray.placement_group import Slots
 from slime.rollout import data_state
-from slime.rollout.base_types import call_rollout_fn, leaves_of
-from slime.utils.misc import Box, load_function, settle_garbage_collection
+from slime.rollout.base_types import call_rollout_path, leaves_of
+from slime.utils.hook_calls import call_hook, oldest_call
+from slime.utils.misc import Box, group_by, settle_garbage_collection
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class RolloutManager:
         self._server = None
         self._trained_by: dict[int, list] = {}
         self._held_out: dict[str, list[Sample]] = {}  # evaluation sets whose loss the trainer computes
+        self._handed_out: dict[int, list] = {}  # rounds that are generated elsewhere
         self._progress = Progress()
         self._notes: list[str] = []  # what was decided here and has to be said at start
 
@@ -43,7 +45,8 @@ class RolloutManager:
         """Start engines and router, load hooks and prompts meanwhile.
 
         Returns:
-            {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls", "notes"}.
+            {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls", "routers" ({name: (host,
+            port)}, None without engines), "notes"}.
 
         Raises:
             ValueError, ImportError, FileNotFoundError: a hook or the prompt data is wrong. RuntimeError: no engine came up.
@@ -81,20 +84,15 @@ class RolloutManager:
         from slime.rollout import sft_rollout
         from slime.rollout.data_source import create_data_source
         from slime.rollout.eval_rollout import read_eval_sets
-        from slime.rollout.hooks import check_hooks
+        from slime.rollout.hooks import check_rollout_hooks
         from slime.rollout.rm_hub.default import choose_reward
 
         args = self._args
-        try:
-            check_hooks(args)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(str(error)) from error  # a wrong path is the user's mistake, not a failure of the run
+        check_rollout_hooks(args)
         self._data_source = create_data_source(args)
         if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.custom_generate_function_path:
             note = choose_reward(args, self._known_prompts())
             self._notes += [note] if note else []
-        self._rollout_function = load_function(args.rollout_function_path)
-        self._eval_function = load_function(args.eval_function_path)
         if self._server is not None and args.eval_interval and args.eval_function_path == DEFAULT_ROLLOUT_FUNCTION:
             read_eval_sets(args)
         if self._server is None and args.eval_interval and args.rollout_function_path == sft_rollout.PATH:
@@ -135,12 +133,13 @@ class RolloutManager:
             "num_rollout": num_rollout,
             "num_rollout_per_epoch": per_epoch,
             "engine_urls": urls,
+            "routers": args.sglang_model_routers,
             "notes": self._notes,
         }
 
     def progress(self) -> dict:
         """Snapshot of the running phase; called while ``generate`` runs."""
-        return self._progress.snapshot()
+        return self._progress.snapshot() | oldest_call()
 
     def generate(self, rollout_id: int) -> tuple[list[Box], dict[str, float]]:
         """One round of samples. Returns (boxed reference per data-parallel rank, metrics); no boxes under rollout-only."""
@@ -152,13 +151,40 @@ class RolloutManager:
         if not args.load_debug_rollout_data:  # a replayed round is not of this run's prompts
             self._data_source.mark_delivered(groups, rollout_id)
             self._trained_by[rollout_id] = groups
-        samples = leaves_of(groups)
+        return self._batch(rollout_id, leaves_of(groups), extra, time.monotonic() - started, {})
+
+    def prompts(self, rollout_id: int) -> list[Sample]:
+        """The prompts of a round that is generated elsewhere, one sample for each response, in flight until ``batch``."""
+        groups = self._data_source.get_samples(self._args.rollout_batch_size)
+        self._handed_out[rollout_id] = groups
+        return leaves_of(groups)
+
+    def batch(
+        self, rollout_id: int, samples: list[Sample], columns: dict[str, list], seconds: float
+    ) -> tuple[list[Box], dict[str, float]]:
+        """What ``generate`` does once it has samples, for a round of ``prompts``; prompts that do not come back are filtered.
+
+        Args:
+            columns: of the train dict, in place of what the conversion would put there. seconds: that generation took.
+        """
+        groups = list(group_by(samples, lambda sample: sample.group_index).values())
+        known = {leaves_of(group)[0].group_index for group in groups}
+        missing = [g for g in self._handed_out.pop(rollout_id, []) if leaves_of(g)[0].group_index not in known]
+        self._data_source.mark_finished(missing, "filtered")
+        self._data_source.mark_delivered(groups, rollout_id)
+        self._trained_by[rollout_id] = groups
+        return self._batch(rollout_id, samples, {}, seconds, columns)
+
+    def _batch(
+        self, rollout_id: int, samples: list[Sample], extra: dict, seconds: float, columns: dict[str, list]
+    ) -> tuple[list[Box], dict[str, float]]:
+        """Dump, metrics and conversion of a round's samples."""
         self._dump(rollout_id, samples)
-        metrics = self._rollout_metrics(rollout_id, samples, extra, time.monotonic() - started)
-        if args.debug_rollout_only:
+        metrics = self._rollout_metrics(rollout_id, samples, extra, seconds)
+        if self._args.debug_rollout_only:
             return [], metrics
         converting = time.monotonic()
-        shards, untrained = self._shards(samples, args)
+        shards, untrained = self._shards(samples, self._args, columns)
         self._keep_untrained(rollout_id, untrained, metrics)
         metrics["perf/convert_time"] = time.monotonic() - converting
         return shards, metrics
@@ -171,11 +197,7 @@ class RolloutManager:
         if args.load_debug_rollout_data:
             share = args.load_debug_rollout_data_subsample
             return load_rollout_dump(args.load_debug_rollout_data, rollout_id, share), {}
-        output = call_rollout_fn(self._rollout_function, args, rollout_id, self._data_source, evaluation=False)
-        if not output.samples:
-            raise RuntimeError(
-                f"the rollout function {args.rollout_function_path} returned no samples for round {rollout_id}"
-            )
+        output = call_rollout_path(args, "rollout_function_path", rollout_id, self._data_source, evaluation=False)
         return output.samples, output.metrics or {}
 
     def check_engines(self) -> None:
@@ -216,20 +238,19 @@ class RolloutManager:
         if args.load_debug_rollout_data:
             return {}
         if args.custom_rollout_log_function_path:
-            log = load_function(args.custom_rollout_log_function_path)
-            if log(rollout_id, args, samples, extra, seconds):
+            if call_hook(args, "custom_rollout_log_function_path", rollout_id, args, samples, extra, seconds):
                 return {}
         return compute_rollout_metrics(args, samples, seconds, extra)
 
-    def _shards(self, samples: list, args) -> tuple[list[Box], set[int]]:
+    def _shards(self, samples: list, args, columns: dict[str, list] | None = None) -> tuple[list[Box], set[int]]:
         """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step)."""
         import ray
 
-        from slime.batching.convert import convert_samples_to_train_data
+        from slime.batching.convert import checked_columns, convert_samples_to_train_data
         from slime.batching.schedule import split_train_data_by_dp
         from slime.batching.transport import pack
 
-        train_data = convert_samples_to_train_data(args, samples)
+        train_data = convert_samples_to_train_data(args, samples) | checked_columns(samples, columns or {})
         shards = split_train_data_by_dp(
             args,
             train_data,
@@ -274,13 +295,12 @@ class RolloutManager:
 
         args = self._args
         with untouched_random_numbers():
-            output = call_rollout_fn(self._eval_function, args, rollout_id, self._data_source, evaluation=True)
+            output = call_rollout_path(args, "eval_function_path", rollout_id, self._data_source, evaluation=True)
         for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
         self._dump(f"eval_{rollout_id}", for_dump)
         extra = output.metrics or {}
         if args.custom_eval_rollout_log_function_path:
-            log = load_function(args.custom_eval_rollout_log_function_path)
-            if log(rollout_id, args, output.data, extra):
+            if call_hook(args, "custom_eval_rollout_log_function_path", rollout_id, args, output.data, extra):
                 return {}
         return compute_eval_metrics(args, output.data, extra)
 

@@ -6,14 +6,10 @@ console. The driver is the only writer of metrics.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from slime.config import checkpoint_dirs
@@ -22,6 +18,7 @@ from slime.observability.mismatch_alarm import MismatchAlarm
 from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import Tracker
 from slime.ray import boot, checkpoint
+from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
@@ -30,6 +27,7 @@ from slime.ray.trainer import Trainer
 from slime.ray.wait import wait_for
 from slime.utils.misc import should_run_periodic_action
 from slime.utils.platform import process_age_s
+from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +57,9 @@ class RoundReport:
 class Session:
     """Context manager of one run. Leaving it, for whatever reason, ends every process that it started.
 
+    A round is ``generate`` (or ``prompts`` ... ``batch``), ``train``, ``update_weights`` where ``sync_due``, ``end_round``;
+    ``save`` and ``evaluate`` come between. docs/python_api.md has a loop of one's own.
+
     Args:
         looks_ahead: the loop generates rounds before the earlier ones are trained.
     """
@@ -77,6 +78,7 @@ class Session:
         self._resumed: checkpoint_dirs.Checkpoint | None = None
         self._engine_urls: list[str] = []
         self._manager = self._trainer = None
+        self._own_round_began = 0.0
         self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
         self._held_out: dict[str, list] | None = None  # shards of an SFT run's evaluation sets
         self._report = RoundReport()
@@ -122,6 +124,9 @@ class Session:
         info = wait_for(self._manager.start.remote(), "the rollout side to start", deadline_s=_START_DEADLINE_S)
         for note in info["notes"]:
             self.console.say(f"  note: {note}")
+        args.sglang_model_routers = info["routers"]
+        if info["routers"]:
+            args.sglang_router_ip, args.sglang_router_port = info["routers"]["default"]
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
         self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
         self._turns = SlotTurns(args, self._manager, self._trainer)
@@ -176,6 +181,7 @@ class Session:
         return self.num_rollout == 0 and self.args.eval_interval is not None
 
     def rounds(self) -> range:
+        """Numbers of the rounds that are left: from 0, or from the one after the checkpoint that the run continues."""
         if self.start_rollout_id >= self.num_rollout > 0:
             self.console.say(f"nothing to do: round {self.start_rollout_id} of {self.num_rollout} is already trained")
         return range(self.start_rollout_id, self.num_rollout)
@@ -201,7 +207,42 @@ class Session:
         return generation.batch
 
     def generate(self, rollout_id: int) -> list:
+        """A round of samples, generated, scored, filtered and converted. Returns one boxed shard per data-parallel rank."""
         return self.finish_generate(self.begin_generate(rollout_id))
+
+    def prompts(self, rollout_id: int) -> list[Sample]:
+        """Begin a round that this process generates itself, in place of ``generate``; ``batch`` ends it.
+
+        The engines hold the weights of the last ``update_weights`` and answer at ``args.sglang_router_ip`` and ``_port``, where the
+        functions of ``slime.rollout.sglang_rollout`` ask them.
+
+        Returns: ``--rollout-batch-size`` prompts of the Data Buffer, ``--n-samples-per-prompt`` samples of each, one after another.
+        """
+        self._turns.to_generation()
+        self._note_startup()
+        self._generated_with[rollout_id] = self._weight_version
+        samples = wait_for(self._manager.prompts.remote(rollout_id), "the Data Buffer", deadline_s=600)
+        self._own_round_began = time.monotonic()
+        self.console.begin("generate", rollout_id)
+        return samples
+
+    def batch(self, rollout_id: int, samples: list[Sample], **columns: list) -> list:
+        """Hand a round of ``prompts`` over to training. Returns what ``generate`` returns.
+
+        Args:
+            samples: with tokens and reward; prompts that are left out are not trained and count as filtered.
+            columns: one entry per sample, in place of what would be computed: ``rewards`` (numbers, taken as they are), or
+                ``advantages`` (a number for each response token; ``returns`` are the same where not given).
+
+        Raises: ValueError for samples that cannot be trained on, or a column that does not fit them.
+        """
+        seconds = time.monotonic() - self._own_round_began
+        for totals in (self._report.seconds, self.totals):
+            totals["generate"] = totals.get("generate", 0.0) + seconds
+        call = self._manager.batch.remote(rollout_id, samples, columns, seconds)
+        batch, metrics = wait_for(call, f"conversion of round {rollout_id}", deadline_s=600)
+        self._log(metrics, "rollout/step", rollout_id)
+        return batch
 
     def hand_over_to_trainer(self, rollout_id: int) -> None:
         """On shared slots: engines release their memory, then the trainer takes its own back."""
@@ -216,9 +257,10 @@ class Session:
                 self._turns.to_engines()
 
     def train(self, rollout_id: int, batch: list) -> None:
-        """All optimizer steps of one round."""
+        """Log-probs, advantages where the batch has none, and all optimizer steps of one round."""
         if self._trainer is None:
             return
+        self._turns.to_trainer()  # nothing to do after hand_over_to_trainer, or on slots of its own
         version = self._generated_with.pop(rollout_id)
         if not self._engine_urls:  # replayed samples: nobody knows
             version = None
@@ -243,6 +285,7 @@ class Session:
         self._weight_version += 1
         if self._trainer is None or not self._engine_urls:
             return
+        self._turns.to_engines()  # nothing to do after hand_over_to_engines, or on slots of its own
         with self._timed("sync", None):
             try:
                 metrics = self._trainer.update_weights(
@@ -380,10 +423,11 @@ class Session:
         wait_for(self._manager.check_engines.remote(), "the rollout engines", deadline_s=120)
         self._engines_checked_at = time.monotonic()
 
-    def _show(self, snapshot: dict) -> dict[str, int]:
+    def _show(self, snapshot: dict) -> dict:
         """Show a snapshot; returns what has to change for the run to count as alive."""
         self.console.update(snapshot)
-        return {name: phase["done"] for name, phase in snapshot["phases"].items()}
+        hook = {name: snapshot[name] for name in ("oldest hook",) if name in snapshot}
+        return {name: phase["done"] for name, phase in snapshot["phases"].items()} | hook
 
     def _note_startup(self) -> None:
         """When the engines are asked for the first time: how long that took from the start of the command."""
@@ -405,20 +449,6 @@ def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, 
         for step, metrics in report.get("steps", {}).items():
             steps.setdefault(step, {}).update(metrics)
     return steps, rollout
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """SIGINT and SIGTERM are left out inside: for ends that have deadlines of their own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def make_folders(args) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from slime.observability.progress import Progress
+from slime.utils.hook_calls import oldest_call
 
 
 class TrainActor:
@@ -60,7 +61,7 @@ class TrainActor:
 
     def progress(self) -> dict:
         """Snapshot of the training that goes on; called while ``train`` runs."""
-        return self._progress.snapshot()
+        return self._progress.snapshot() | oldest_call()
 
     def score(self, rollout_id: int, shards: list, old_version: int | None, *columns: dict) -> tuple[dict, dict]:
         """Run this role's forward passes alone; arguments and results as of ``train``."""

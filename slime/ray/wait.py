@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from slime.utils.hook_calls import HookError
+
 _POLL_S = 1.0  # of progress only: results and failures of a single reference wake the wait at once
 # What a worker raises about the user's flags, files and hooks; everything else is a failure of the run.
 _USER_ERRORS = (ValueError, FileNotFoundError, ImportError)
@@ -51,7 +53,7 @@ def _value(reference, what: str) -> Any:
         cause = error.cause if error.cause is not None else error
         if isinstance(cause, _USER_ERRORS):
             raise ValueError(str(cause)) from error
-        name = "" if type(cause) is RuntimeError else f"{type(cause).__name__}: "
+        name = "" if type(cause) in (RuntimeError, HookError) else f"{type(cause).__name__}: "
         raise RuntimeError(f"{what} failed: {name}{cause}") from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"{what}: the process died ({error}). Out of memory is the usual cause") from error

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.utils.async_utils import finish
+from slime.utils.hook_calls import naming, wrong
+from slime.utils.misc import load_hook
+from slime.utils.provenance import name_source
 from slime.utils.types import Sample
 
 
@@ -32,12 +36,56 @@ def call_rollout_fn(
     fn: Callable, *args: Any, evaluation: bool, **kwargs: Any
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Call a rollout function; a bare list (train) or dict (eval) is wrapped, training output is checked."""
-    output = fn(*args, evaluation=evaluation, **kwargs)
+    output = finish(fn(*args, evaluation=evaluation, **kwargs))
     if not isinstance(output, (RolloutFnTrainOutput, RolloutFnEvalOutput)):
         output = RolloutFnEvalOutput(data=output) if evaluation else RolloutFnTrainOutput(samples=output)
-    if not evaluation:
+    if not evaluation and isinstance(output, RolloutFnTrainOutput):
         check_rollout_ids(output.samples)
     return output
+
+
+def call_rollout_path(
+    args, option: str, rollout_id: int, data_source: Any, evaluation: bool
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Call the function of `--rollout-function-path` or `--eval-function-path` and look at what it returns.
+
+    Raises:
+        ValueError: it returned something else than the round or the evaluation. HookError: it raised.
+    """
+    path = getattr(args, option)
+    function = load_hook(path, option)
+    with naming(option, path):
+        output = call_rollout_fn(function, args, rollout_id, data_source, evaluation=evaluation)
+    content = output.data if isinstance(output, RolloutFnEvalOutput) else output.samples
+    problem = _problem_with_eval(output, content) if evaluation else _problem_with_round(output, content)
+    if problem:
+        raise wrong(option, path, f"returned {problem} in {'evaluation' if evaluation else 'round'} {rollout_id}")
+    if not evaluation and not path.startswith("slime."):
+        for sample in leaves_of(content):
+            name_source(sample, path)
+    return output
+
+
+def _problem_with_round(output: Any, samples: Any) -> str | None:
+    if not isinstance(output, RolloutFnTrainOutput) or not isinstance(samples, list):
+        return f"a {type(samples).__name__}"
+    if not samples:
+        return "no groups"
+    others = [leaf for leaf in leaves_of(samples) if not isinstance(leaf, Sample)]
+    return f"a {type(others[0]).__name__} among the samples" if others else None
+
+
+def _problem_with_eval(output: Any, data: Any) -> str | None:
+    if not isinstance(output, RolloutFnEvalOutput) or not isinstance(data, dict):
+        return f"a {type(data).__name__}"
+    for name, result in data.items():
+        if not isinstance(result, dict) or not isinstance(result.get("rewards"), list | tuple):
+            return f"no list of rewards for the set {name!r}"
+        for column in ("truncated", "samples"):
+            count = len(result.get(column) or [])
+            if count and count != len(result["rewards"]):
+                return f"{len(result['rewards'])} rewards and {count} {column} for the set {name!r}"
+    return None
 
 
 def check_rollout_ids(samples: list, path: str = "samples", depth: int = 0) -> None:

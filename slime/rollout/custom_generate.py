@@ -1,74 +1,90 @@
 """Calling users' generate functions in both documented forms, and completing what they return.
 
-Invariants: the sample's own prompt survives in-place edits; engine calls that the function made become the sample's
-tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs.
+Invariants: the sample's own prompt and group survive in-place edits; engine calls that the function made become the sample's
+tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs. Plain functions
+run in threads, so that they may block.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable
 from typing import Any
 
+from slime.batching.sample_check import check_alignment
 from slime.rollout.base_types import leaves_of
 from slime.rollout.conversation import Recorder, owned_prompt, recording
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import prompt_ids
+from slime.utils.hook_calls import await_hook, wrong
 from slime.utils.hook_forms import accepts_keyword
+from slime.utils.misc import load_hook
+from slime.utils.provenance import name_source
 from slime.utils.types import Sample
 
+OPTION = "custom_generate_function_path"
 
-async def call_sample_generate(
-    args, function: Callable, sample: Sample, sampling_params: dict, evaluation: bool
-) -> Any:
-    """`function(args, sample, sampling_params[, evaluation])`; returns a Sample or a list of them."""
-    keywords = {"evaluation": evaluation} if accepts_keyword(function, "evaluation") else {}
-    prompt = copy.deepcopy(sample.prompt)
-    recorder = Recorder(args, sampling_params, evaluation, owners=[sample.index])
+
+async def call_sample_generate(args, path: str, sample: Sample, sampling_params: dict, evaluation: bool) -> Any:
+    """`function(args, sample, sampling_params[, evaluation])`; returns a Sample or a list of them.
+
+    Raises:
+        TypeError, ValueError: the hook returned something else. HookError: it raised.
+    """
+    prompt, group_index, index = copy.deepcopy(sample.prompt), sample.group_index, sample.index
+    recorder = Recorder(args, sampling_params, evaluation, owners=[index])
     with recording(recorder):
-        result = function(args, sample, sampling_params, **keywords)
-        if inspect.isawaitable(result):
-            result = await result
-    _check_result(function, result)
+        own_params = copy.deepcopy(sampling_params)
+        result = await _call(args, path, evaluation, sample, own_params)
+    _check_result(path, result, evaluation)
+    sample.index = index
     for leaf in leaves_of(result):
         leaf.prompt = prompt if leaf.prompt is sample.prompt else leaf.prompt
-        complete_sample(args, leaf, recorder, 0)
+        leaf.group_index = group_index
+        _complete(args, path, leaf, recorder, 0)
     return result
 
 
+async def _call(args, path: str, evaluation: bool, *arguments: Any) -> Any:
+    keywords = {"evaluation": evaluation} if accepts_keyword(load_hook(path, OPTION), "evaluation") else {}
+    return await await_hook(path, OPTION, args, *arguments, in_thread=True, **keywords)
+
+
 async def call_list_generate(
-    args, function: Callable, samples: list[Sample], sampling_params: dict, evaluation: bool
+    args, path: str, samples: list[Sample], sampling_params: dict, evaluation: bool
 ) -> list[Any]:
     """`function(args, samples, evaluation=False)` once for all samples; results are matched by order.
 
     Raises:
-        ValueError: the hook returned another number of results.
+        TypeError, ValueError: the hook returned something else. HookError: it raised.
     """
+    group_index, indices = samples[0].group_index, [sample.index for sample in samples]
     prompts = [copy.deepcopy(sample.prompt) for sample in samples]
     for position, sample in enumerate(samples):
         if sample.response_length or sample.response:
             sample.reset_response()  # this form cannot continue a partial response
         sample.prompt = owned_prompt(copy.deepcopy(sample.prompt), position)
-    recorder = Recorder(args, sampling_params, evaluation, owners=[sample.index for sample in samples])
-    keywords = {"evaluation": evaluation} if accepts_keyword(function, "evaluation") else {}
+    recorder = Recorder(args, sampling_params, evaluation, owners=indices)
     with recording(recorder):
-        results = function(args, list(samples), **keywords)
-        if inspect.isawaitable(results):
-            results = await results
-    if not isinstance(results, (list, tuple)) or len(results) != len(samples):
-        found = f"{len(results)} results" if isinstance(results, (list, tuple)) else f"a {type(results).__name__}"
-        raise ValueError(
-            f"--custom-generate-function-path: {_name(function)} returned {found} for {len(samples)} samples"
-        )
+        results = await _call(args, path, evaluation, list(samples))
+    _check_results(path, results, len(samples))
     recorder.attribute_rest()
+    position_of = {id(sample): position for position, sample in enumerate(samples)}  # results may come in another order
     for position, result in enumerate(results):
-        _check_result(function, result)
-        samples[position].prompt = prompts[position]
+        _check_result(path, result, evaluation)
+        samples[position].prompt, samples[position].index = prompts[position], indices[position]
         for leaf in leaves_of(result):
-            leaf.prompt = prompts[position]
-            complete_sample(args, leaf, recorder, position)
+            leaf.prompt, leaf.group_index = prompts[position], group_index
+            _complete(args, path, leaf, recorder, position_of.get(id(leaf), position))
     return list(results)
+
+
+def _complete(args, path: str, sample: Sample, recorder: Recorder, position: int) -> None:
+    complete_sample(args, sample, recorder, position)
+    name_source(sample, path)
+    try:
+        check_alignment(sample)
+    except ValueError as error:
+        raise wrong(OPTION, path, f"made a sample whose lists do not fit: {error}") from error
 
 
 def complete_sample(args, sample: Sample, recorder: Recorder, position: int) -> None:
@@ -84,7 +100,6 @@ def complete_sample(args, sample: Sample, recorder: Recorder, position: int) -> 
             sample.tokens = prompt_ids(state, sample)
     if sample.status == Sample.Status.PENDING:
         sample.status = Sample.Status.COMPLETED
-    sample.check_invariants()
 
 
 def _encode_response(state: GenerateState, sample: Sample) -> None:
@@ -99,14 +114,26 @@ def _encode_response(state: GenerateState, sample: Sample) -> None:
     state.counters["text_only_samples"] += 1
 
 
-def _check_result(function: Callable, result: Any) -> None:
-    wrong = [leaf for leaf in leaves_of(result) if not isinstance(leaf, Sample)]
-    if wrong:
-        raise TypeError(
-            f"--custom-generate-function-path: {_name(function)} returned a {type(wrong[0]).__name__}, "
-            "expected a Sample or a list of Samples"
+def _check_results(path: str, results: Any, count: int) -> None:
+    if not isinstance(results, (list, tuple)) or len(results) != count:
+        found = f"{len(results)} results" if isinstance(results, (list, tuple)) else f"a {type(results).__name__}"
+        raise wrong(OPTION, path, f"returned {found} for {count} samples")
+    if len({id(leaf) for leaf in leaves_of(list(results))}) < len(leaves_of(list(results))):
+        raise wrong(OPTION, path, "returned a sample twice")
+
+
+def _check_result(path: str, result: Any, evaluation: bool) -> None:
+    leaves = leaves_of(result)
+    others = [leaf for leaf in leaves if not isinstance(leaf, Sample)]
+    if others:
+        raise TypeError(str(wrong(OPTION, path, f"returned a {type(others[0]).__name__}")))
+    if not leaves:
+        raise wrong(OPTION, path, "returned an empty list")
+    ids = {leaf.rollout_id for leaf in leaves}
+    if len(leaves) > 1 and not evaluation and (None in ids or len(ids) > 1):
+        raise wrong(
+            OPTION,
+            path,
+            f"returned {len(leaves)} samples of one execution with rollout_id {sorted(map(str, ids))}; all have to carry the same "
+            "one, for example sample.index of the sample that they were made from",
         )
-
-
-def _name(function: Callable) -> str:
-    return getattr(function, "__qualname__", repr(function))

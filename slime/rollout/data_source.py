@@ -15,6 +15,7 @@ import random
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
+from slime.rollout.buffer_filter import pick, pop_first
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
 from slime.rollout.prompt_format import load_prompts
 from slime.rollout.sample_state import decode_group, duplicate_group, encode_group, renumber
@@ -191,9 +192,6 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def __init__(self, args) -> None:
         super().__init__(args)
         self.buffer: list[list[Sample]] = []
-        self._buffer_filter = pop_first
-        if args.buffer_filter_path:
-            self._buffer_filter = load_hook(args.buffer_filter_path, "buffer_filter_path")
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         with self._lock:
@@ -204,11 +202,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def _take_from_buffer(self, num_samples: int) -> list[list[Sample]]:
         before = group_indices(self.buffer)
-        method = getattr(type(self), "buffer_filter", None)  # the seed form: a method of a user's subclass
-        if method is not None:
-            picked = list(method(self, self.args, self.buffer, num_samples))
-        else:
-            picked = list(self._buffer_filter(self.args, None, self.buffer, num_samples))
+        picked = pick(self.args, self, self.buffer, num_samples)
         still_here = {*group_indices(self.buffer), *group_indices(picked)}
         for group_index in before:
             if group_index not in still_here:  # the filter threw it away
@@ -287,13 +281,6 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         with self._lock:
             super().load_state_dict(state)
             self.buffer = [decode_group(group, self.dataset) for group in state.get("buffer", [])]
-
-
-def pop_first(args, rollout_id: int | None, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
-    """The default buffer filter: the oldest groups."""
-    picked = buffer[:num_samples]
-    del buffer[: len(picked)]
-    return picked
 
 
 def create_data_source(args) -> DataSource:

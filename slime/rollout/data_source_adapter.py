@@ -15,15 +15,22 @@ from typing import Any
 from slime.rollout.base_types import leaves_of
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
+from slime.utils.async_utils import finish
 from slime.utils.data import RowFormat, row_to_sample
+from slime.utils.hook_calls import naming, wrong
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
 
+OPTION = "data_source_path"
+
 
 def adapt_class(args, cls: Any) -> DataSource:
     """An instance of the user's class, wrapped unless it is one of ours."""
-    source = cls(args) if _takes_args(cls) else cls()
+    with naming(OPTION, args.data_source_path):
+        source = cls(args) if _takes_args(cls) else cls()
+    if not callable(getattr(source, "get_samples", None)):
+        raise wrong(OPTION, args.data_source_path, f"gave a {type(source).__name__} without get_samples")
     return as_data_source(args, source)
 
 
@@ -63,7 +70,10 @@ class DataSourceAdapter(LedgeredSource):
             return groups
 
     def _numbered_groups(self, num_samples: int) -> list[list[Sample]]:
-        found = list(self.source.get_samples(num_samples))
+        found = self._call("get_samples", num_samples)
+        if not hasattr(found, "__iter__") or isinstance(found, str | dict):
+            raise wrong(OPTION, self.args.data_source_path, f"get_samples returned a {type(found).__name__}")
+        found = list(found)
         groups = [item if isinstance(item, list) and _is_group(item) else None for item in found]
         if any(group is None for group in groups):
             groups = self._group([self._sample(item) for item in found], num_samples)
@@ -79,16 +89,14 @@ class DataSourceAdapter(LedgeredSource):
             return row_to_sample(item, where, RowFormat.from_args(self.args).detect_keys(item))
         if isinstance(item, (str, list)):
             return Sample(prompt=item)
-        raise ValueError(
-            f"--data-source-path: get_samples returned a {type(item).__name__}, expected samples or groups of samples"
-        )
+        raise wrong(OPTION, self.args.data_source_path, f"get_samples returned a list with a {type(item).__name__}")
 
     def _group(self, samples: list[Sample], num_samples: int) -> list[list[Sample]]:
-        """Flat samples as groups: `num_samples` whole groups in a row, else one prompt each, copied."""
+        """Flat samples as groups: `num_samples` whole groups in a row, else one prompt each, copied: the class may keep its own."""
         size = self.args.n_samples_per_prompt
         if size > 1 and len(samples) == num_samples * size:
             return [samples[i : i + size] for i in range(0, len(samples), size)]
-        return [[sample, *(copy.deepcopy(sample) for _ in range(size - 1))] for sample in samples]
+        return [[copy.deepcopy(sample) for _ in range(size)] for sample in samples]
 
     def _number(self, group: list) -> None:
         leaves = leaves_of(group)
@@ -103,7 +111,10 @@ class DataSourceAdapter(LedgeredSource):
 
     def _call(self, name: str, *args: Any) -> Any:
         method = getattr(self.source, name, None)
-        return None if method is None else method(*args)
+        if method is None:
+            return None
+        with naming(OPTION, self.args.data_source_path):
+            return finish(method(*args))
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Passed on, and then the class's to keep or to drop; without `add_samples` they are dropped, which is an end."""
@@ -116,7 +127,7 @@ class DataSourceAdapter(LedgeredSource):
             for group_index in group_indices(samples):
                 if group_index not in self.ledger.delivered:  # a group that is trained now may be kept all the same
                     self.ledger.withdraw(group_index)
-            self.source.add_samples(samples)
+            self._call("add_samples", samples)
 
     def mark_finished(self, samples: list, outcome: str = "trained") -> None:
         super().mark_finished(samples, outcome)

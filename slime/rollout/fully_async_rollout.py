@@ -19,13 +19,12 @@ from typing import Any
 from slime.rollout import generation
 from slime.rollout.base_types import RolloutFnTrainOutput, leaves_of
 from slime.rollout.data_source_adapter import as_data_source
-from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.filter_hub.base_types import MetricGatherer, filter_group
 from slime.rollout.generate_state import GenerateState, num_engines
 from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import check_rewards, first_index, is_aborted, prepare_for_buffer, run_round_hooks
 from slime.rollout.round_policy import DROP, RESTART, age_of, create_policy
 from slime.utils.async_utils import get_background_loop, run
-from slime.utils.misc import load_hook
 
 logger = logging.getLogger(__name__)
 
@@ -188,14 +187,13 @@ class AsyncRolloutWorker:
         return RolloutFnTrainOutput(samples=kept, metrics=drops.collect() | self._metrics(state))
 
     def _sort_in(self, group: list, kept: list, all_groups: list, drops: MetricGatherer) -> None:
-        path = self.args.dynamic_sampling_filter_path
         leaves = leaves_of(group)
         if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves):
             drops.on_dynamic_filter_drop(PROMPT_TOO_LONG)
             self.data_source.mark_finished(group, "failed")
             return
         all_groups.append(group)
-        verdict = call_dynamic_filter(path and load_hook(path, "dynamic_sampling_filter_path"), self.args, group)
+        verdict = filter_group(self.args, group)
         if verdict.keep:
             kept.append(group)
             self._taken += 1

@@ -93,15 +93,9 @@ async def generate_and_rm(
             if path is None:
                 result = await generate(args, sample, sampling_params, evaluation=evaluation)
             elif _is_list_form(path):
-                result = (
-                    await call_list_generate(
-                        args, load_hook(path, GENERATE_OPTION), [sample], sampling_params, evaluation
-                    )
-                )[0]
+                result = (await call_list_generate(args, path, [sample], sampling_params, evaluation))[0]
             else:
-                result = await call_sample_generate(
-                    args, load_hook(path, GENERATE_OPTION), sample, sampling_params, evaluation
-                )
+                result = await call_sample_generate(args, path, sample, sampling_params, evaluation)
         return await _hooks_and_reward(args, sample, result, evaluation)
 
 
@@ -146,7 +140,7 @@ async def score_group_once(args, results: list) -> None:
 
 
 def sample_params(
-    args, state: GenerateState, sample: Sample, sampling_params: dict, evaluation: bool
+    args, state: GenerateState, sample: Sample, sampling_params: dict, evaluation: bool = False
 ) -> dict[str, Any]:
     """A private copy of the sampling parameters, with the sample's own seed in a training round."""
     params = dict(sampling_params)
@@ -262,9 +256,7 @@ async def _generate_list_group(args, path: str, group: list, sampling_params: di
                 for sample in todo:
                     sample.status = Sample.Status.ABORTED
                 return group
-            outputs = await call_list_generate(
-                args, load_hook(path, GENERATE_OPTION), todo, sampling_params, evaluation
-            )
+            outputs = await call_list_generate(args, path, todo, sampling_params, evaluation)
     by_id = {id(sample): output for sample, output in zip(todo, outputs, strict=True)}
     return await gather_or_cancel(
         [

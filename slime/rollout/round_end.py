@@ -7,7 +7,7 @@ from typing import Any
 
 from slime.rollout.base_types import leaves_of
 from slime.rollout.generate_state import GenerateState
-from slime.utils.misc import load_hook
+from slime.utils.hook_calls import call_hook
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,16 @@ def check_rewards(state: GenerateState, kept: list[list], rollout_id: int) -> No
 def run_round_hooks(args, kept: list[list], all_groups: list[list], data_source: Any) -> None:
     """The sample filter on the kept groups, then the hook that sees all groups, dropped ones included."""
     if args.rollout_sample_filter_path:
-        load_hook(args.rollout_sample_filter_path, "rollout_sample_filter_path")(args, kept)
+        option, groups = "rollout_sample_filter_path", list(kept)
+        answer = call_hook(args, option, args, groups)
+        if answer is not None or [id(group) for group in groups] != [id(group) for group in kept]:
+            logger.warning(
+                "--rollout-sample-filter-path %s: what it returns, and groups that it takes out of the list, have no effect; it "
+                "marks samples by sample.remove_sample = True",
+                args.rollout_sample_filter_path,
+            )
     if args.rollout_all_samples_process_path:
-        hook = load_hook(args.rollout_all_samples_process_path, "rollout_all_samples_process_path")
-        hook(args, all_groups, CallableSource(data_source))
+        call_hook(args, "rollout_all_samples_process_path", args, all_groups, CallableSource(data_source))
 
 
 class CallableSource:

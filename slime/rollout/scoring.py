@@ -17,6 +17,7 @@ from typing import Any
 
 from slime.observability.trace_utils import trace_span
 from slime.rollout.generate_state import GenerateState
+from slime.utils.hook_calls import wrong
 from slime.utils.hook_forms import is_plain, reward_form
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
@@ -163,6 +164,9 @@ def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:
     if error is None:
         sample.reward = reward
     else:
+        path = sample.custom_rm_path or args.custom_rm_path
+        if path and error is not reward:  # it did return something
+            error = wrong("custom_rm_path", path, f"gave no reward: {error}")
         mark_reward_failed(args, [sample], error, evaluation)
 
 

@@ -12,7 +12,7 @@ from slime.rollout.data_source_adapter import as_data_source
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.eval_rollout import eval_rollout, eval_rollout_single_dataset
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import generate, generate_and_rm, generate_and_rm_group
+from slime.rollout.generation import generate, generate_and_rm, generate_and_rm_group, sample_params
 from slime.rollout.train_round import TrainRound, abort
 from slime.utils.async_utils import run
 
@@ -27,6 +27,7 @@ __all__ = [
     "generate_rollout",
     "generate_rollout_async",
     "get_model_url",
+    "sample_params",
 ]
 
 

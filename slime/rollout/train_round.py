@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from slime.rollout import generation
 from slime.rollout.base_types import RolloutFnTrainOutput, leaves_of
 from slime.rollout.engine_control import abort_all
-from slime.rollout.filter_hub.base_types import MetricGatherer, call_dynamic_filter
+from slime.rollout.filter_hub.base_types import MetricGatherer, filter_group
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import check_rewards, first_index, is_finished, prepare_for_buffer, run_round_hooks
 from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of, create_policy
-from slime.utils.misc import load_hook
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -37,9 +35,6 @@ class TrainRound:
         self.target = args.rollout_batch_size
         self.policy = create_policy(args)
         self.state = GenerateState(args)
-        self.filter: Callable | None = None
-        if args.dynamic_sampling_filter_path:
-            self.filter = load_hook(args.dynamic_sampling_filter_path, "dynamic_sampling_filter_path")
         self.passed: list[list] = []  # finished, through the filter, in the order of arrival
         self.all_groups: list[list] = []
         self.dropped = MetricGatherer()
@@ -107,7 +102,11 @@ class TrainRound:
     def _take(self, task: asyncio.Task) -> None:
         group = task.result()
         size = self.args.n_samples_per_prompt
-        assert len(group) == size, f"a group came back with {len(group)} entries, --n-samples-per-prompt is {size}"
+        if len(group) != size:
+            raise ValueError(
+                f"--data-source-path {self.args.data_source_path} gave a group of {len(group)} samples, "
+                f"--n-samples-per-prompt is {size}"
+            )
         if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves_of(group)):
             self._drop(task, group, PROMPT_TOO_LONG, "failed")
             return
@@ -115,7 +114,7 @@ class TrainRound:
             self._retry(task, group)
             return
         self.all_groups.append(group)
-        verdict = call_dynamic_filter(self.filter, self.args, group)
+        verdict = filter_group(self.args, group)
         candidates = self.state.remaining_batch_size  # passed, running, and those taken in this turn before this one
         insufficient = candidates <= self.target
         if not verdict.keep and not (verdict.keep_when_insufficient and insufficient):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import inspect
 import logging
 import os
 import threading
@@ -18,19 +19,18 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_owner_pid: int | None = None
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar("slime_hook_depth", default=0)
+_loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}  # by process and name
 
 
-def get_background_loop() -> asyncio.AbstractEventLoop:
+def get_background_loop(name: str = "slime-async") -> asyncio.AbstractEventLoop:
     """The loop of this process, started on first use (a forked child gets its own)."""
-    global _loop, _owner_pid
     with _lock:
-        if _loop is None or _loop.is_closed() or _owner_pid != os.getpid():
-            _loop = asyncio.new_event_loop()
-            _owner_pid = os.getpid()
-            threading.Thread(target=_serve, args=(_loop,), name="slime-async", daemon=True).start()
-        return _loop
+        loop = _loops.get((os.getpid(), name))
+        if loop is None or loop.is_closed():
+            loop = _loops[os.getpid(), name] = asyncio.new_event_loop()
+            threading.Thread(target=_serve, args=(loop,), name=name, daemon=True).start()
+        return loop
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -78,13 +78,37 @@ def _as_exception(error: BaseException) -> Exception:
 def run(coro: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on the background loop and return its result; an interrupt cancels it."""
     loop = get_background_loop()
-    try:
-        running = asyncio.get_running_loop()
-    except RuntimeError:
-        running = None
-    if running is loop:
+    if _running_loop() in _loops.values():
         coro.close()
         raise RuntimeError("async_utils.run was called from the background loop itself; await the coroutine instead")
+    return _result_on(loop, coro)
+
+
+def finish(result: Any) -> Any:
+    """What a user's function gave back; an awaitable is awaited first, wherever this is called from.
+
+    Called inside of a loop (a hook that is asked in the middle of a round), the awaitable runs on a loop beside it, and the round
+    stands still meanwhile, as it does for a plain function. A hook that makes another one run gets one more loop.
+    """
+    if not inspect.isawaitable(result):
+        return result
+    depth = _depth.get()
+
+    async def wait() -> Any:
+        _depth.set(depth + 1)
+        return await result
+
+    return _result_on(get_background_loop(f"slime-hooks-{depth}") if _running_loop() else get_background_loop(), wait())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _result_on(loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any]) -> Any:
     future = asyncio.run_coroutine_threadsafe(coro, loop)
     try:
         return future.result()

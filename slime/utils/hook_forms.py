@@ -66,15 +66,15 @@ def generate_form(function: Callable) -> str:
     if len(names) >= 2 and "evaluation" in names[2:]:
         return "list"
     raise ValueError(
-        f"--custom-generate-function-path: {getattr(function, '__qualname__', function)}({', '.join(names)}) has neither "
-        "the form (args, sample, sampling_params[, evaluation]) nor (args, samples, evaluation=False)"
+        f"is {getattr(function, '__qualname__', type(function).__name__)}({', '.join(names)}), neither "
+        "(args, sample, sampling_params[, evaluation]) nor (args, samples, evaluation=False)"
     )
 
 
 @_remembered
 def reward_form(function: Any) -> str:
-    """ "class" for a reward class (`compute_reward`), "batch" for `(args, samples, ...)`, else "single"."""
-    if inspect.isclass(function) and hasattr(function, "compute_reward"):
+    """ "class" for a reward class or its instance (`compute_reward`), "batch" for `(args, samples, ...)`, else "single"."""
+    if hasattr(function, "compute_reward"):
         return "class"
     names = parameter_names(function)
     return "batch" if len(names) >= 2 and names[1] in BATCH_NAMES else "single"
@@ -83,6 +83,5 @@ def reward_form(function: Any) -> str:
 @_remembered
 def is_plain(function: Any) -> bool:
     """Whether calling the hook computes at once (no coroutine): then it needs a thread."""
-    if inspect.isclass(function):
-        function = getattr(function, "compute_reward", function)
+    function = getattr(function, "compute_reward", function)
     return not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__))

@@ -14,6 +14,7 @@ from typing import Any
 Span = dict[str, Any]
 
 SHOWN_TOKENS = 8
+UNKNOWN_SOURCES = ("not recorded", "caller")
 
 
 def record_span(spans: list[Span], start: int, versions: list, role: str, source: str) -> list[Span]:
@@ -59,6 +60,15 @@ def spans_of(sample: Any) -> list[Span]:
         role = "assistant" if trained else "context"
         spans = record_span(spans, positions[0], part, role, "not recorded")
     return spans
+
+
+def name_source(sample: Any, source: str) -> None:
+    """Say who made the tokens whose origin nobody recorded: a function of the user's."""
+    spans = spans_of(sample)
+    if any(span["source"] in UNKNOWN_SOURCES for span in spans):
+        sample.token_spans = [
+            {**span, "source": source} if span["source"] in UNKNOWN_SOURCES else span for span in spans
+        ]
 
 
 def _padded(values: list | None, length: int, default: Any) -> list:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,21 +93,30 @@ def test_dynamic_filter_answers():
 
 
 def test_check_hooks_spells_out_bare_files_and_names_the_flag_of_a_wrong_one(make_args, tmp_path):
-    from slime.rollout.hooks import HOOK_OPTIONS, check_hooks
+    from slime.rollout.hooks import check_rollout_hooks
+    from slime.utils.hook_table import ROLLOUT_HOOKS
     from slime.utils.misc import load_function
 
     (tmp_path / "my_generate.py").write_text("async def generate(args, sample, sampling_params): ...\n")
     args = make_args()
-    for option in HOOK_OPTIONS:
+    for option in ROLLOUT_HOOKS:
         if option not in vars(args):
             setattr(args, option, None)
     args.custom_generate_function_path = str(tmp_path / "my_generate.py")
     args.rollout_sample_hook_path = ["stub_rm.tag_hook"]
-    check_hooks(args)
+    check_rollout_hooks(args)
     assert load_function(args.custom_generate_function_path).__name__ == "generate"
     args.dynamic_sampling_filter_path = "stub_rm.no_such_filter"
-    with pytest.raises(AttributeError, match="--dynamic-sampling-filter-path: 'stub_rm.no_such_filter'"):
-        check_hooks(args)
+    with pytest.raises(ValueError, match="--dynamic-sampling-filter-path: 'stub_rm.no_such_filter'"):
+        check_rollout_hooks(args)
+    args.dynamic_sampling_filter_path = None
+    args.eval_datasets = [
+        SimpleNamespace(name="aime", custom_generate_function_path=None, custom_rm_path="stub_rm.seen")
+    ]
+    with pytest.raises(
+        ValueError, match="evaluation set aime: --custom-rm-path stub_rm.seen is a dict, which cannot be called"
+    ):
+        check_rollout_hooks(args)
 
 
 def test_the_rollout_reads_only_flags_that_exist():

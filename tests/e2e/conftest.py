@@ -85,7 +85,8 @@ def base_flags(workspace: Workspace, output_dir: Path, name: str = "run") -> lis
 
 def launch(flags: list[str], *, address: str | None, script: str = "train.py", cwd: Path = REPO) -> subprocess.Popen:
     """Start a driver in a process group of its own."""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    paths = [str(REPO), *filter(None, [os.environ.get("PYTHONPATH")])]  # scripts of other folders import this tree too
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):  # the session's cluster set the latter; a user's shell does not
         env.pop(name, None)
     if address:

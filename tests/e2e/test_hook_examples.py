@@ -37,6 +37,13 @@ def test_all_hooks_work_together_in_a_run(train, tmp_path):
         *("--dynamic-sampling-filter-path", f"{HOOKS}/filters.py:keep_mixed"),
         *("--buffer-filter-path", f"{HOOKS}/filters.py:newest_first"),
         *("--rollout-sample-filter-path", f"{HOOKS}/filters.py:drop_truncated"),
+        *("--round-policy-path", f"{HOOKS}/round_policy.py:OneInReserve"),
+        *("--rollout-all-samples-process-path", f"{HOOKS}/all_samples.py:keep_failures"),
+        *("--custom-rollout-log-function-path", f"{HOOKS}/log_functions.py:log_rollout"),
+        *("--custom-megatron-init-path", f"{HOOKS}/trainer.py:limit_threads"),
+        *("--custom-megatron-before-log-prob-hook-path", f"{HOOKS}/trainer.py:before_log_prob"),
+        *("--rollout-data-postprocess-path", f"{HOOKS}/trainer.py:clip_advantages"),
+        *("--custom-megatron-before-train-step-hook-path", f"{HOOKS}/trainer.py:warm_up"),
         *("--custom-reward-post-process-path", f"{HOOKS}/reward_post_process.py:minus_group_mean"),
         *("--custom-advantage-function-path", f"{HOOKS}/loss.py:early_tokens_count_more"),
         *("--loss-type", "custom_loss", "--custom-loss-function-path", f"{HOOKS}/loss.py:reinforce"),
@@ -48,6 +55,7 @@ def test_all_hooks_work_together_in_a_run(train, tmp_path):
     assert with_tool and all(0.0 in sample["rollout_log_probs"] for sample in with_tool)
     assert all("full_response" in sample["metadata"] for sample in samples)
     assert undocumented(run) == set()
+    assert len((run.directory / "best.txt").read_text().splitlines()) == 2
 
 
 def test_metrics_of_a_run_are_documented_and_its_data_may_be_streamed(train, workspace, tmp_path):
@@ -58,8 +66,15 @@ def test_metrics_of_a_run_are_documented_and_its_data_may_be_streamed(train, wor
         *("--eval-prompt-data", "held_out", f"{workspace.data}@[0:4]", "--eval-interval", 2, "--save-interval", 2),
         *("--n-samples-per-eval-prompt", 2, "--custom-rm-path", tmp_path / "hook.py"),
         *("--advantage-estimator", f"{HOOKS}/estimator.py:fading", "--gamma", 0.9, "--mismatch-alarm", "1e-12"),
+        *("--rollout-function-path", HOOKS / "rollout_function.py"),
+        *("--eval-function-path", f"{HOOKS}/rollout_function.py:eval_function"),
+        *("--custom-eval-rollout-log-function-path", f"{HOOKS}/log_functions.py:log_eval"),
+        *("--custom-convert-samples-to-train-data-path", f"{HOOKS}/convert.py:convert"),
+        *("--custom-tis-function-path", f"{HOOKS}/off_policy.py:drop_far_tokens"),
+        *("--custom-pg-loss-reducer-function-path", f"{HOOKS}/off_policy.py:per_longest"),
+        *("--custom-model-provider-path", f"{HOOKS}/model_provider.py:frozen_embedding"),
     )
-    assert undocumented(run) == set()
+    assert undocumented(run) == {"rollout/longest_response"}  # which examples/hooks/rollout_function.py adds
     assert run.series("rollout/train_rollout_alarm") == [
         1.0,
         1.0,

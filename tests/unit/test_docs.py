@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slime.utils.hook_calls import check_path
+from slime.utils.hook_table import HOOKS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 
@@ -85,6 +88,16 @@ def test_metrics_that_are_documented_exist_in_the_code():
 def test_every_hook_example_is_shown():
     shown = set(re.findall(r"<!-- file: examples/hooks/(\S+) -->", (ROOT / "docs" / "hooks.md").read_text()))
     assert shown == {path.name for path in (ROOT / "examples" / "hooks").glob("*.py")}
+
+
+@pytest.mark.parametrize("option", HOOKS)
+def test_every_hook_has_a_file_in_the_documents_that_can_be_called(option):
+    """The commands that the page shows name functions that the trainer and the rollout take; the e2e tests run them."""
+    text = (ROOT / "docs" / "hooks.md").read_text()
+    paths = re.findall(rf"--{option.replace('_', '-')} (examples/hooks/\w+\.py(?::\w+)?)", text)
+    assert paths
+    for path in paths:
+        check_path(str(ROOT / path), option)
 
 
 ALGORITHMS = [f"algorithms/{page.stem}" for page in sorted((ROOT / "docs" / "algorithms").glob("*.md"))]

@@ -14,20 +14,8 @@ from slime.backends.megatron_utils.roles import TRAIN_ROLES
 from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
-from slime.utils.misc import load_function, spell_out_hooks
+from slime.utils.hook_calls import call_hook, check_trainer_hooks
 from slime.utils.quantization import quantized, scheme_of
-
-HOOK_OPTIONS = (
-    "custom_loss_function_path",
-    "custom_advantage_function_path",
-    "custom_pg_loss_reducer_function_path",
-    "custom_tis_function_path",
-    "rollout_data_postprocess_path",
-    "custom_model_provider_path",
-    "custom_megatron_init_path",
-    "custom_megatron_before_log_prob_hook_path",
-    "custom_megatron_before_train_step_hook_path",
-)
 
 
 class MegatronActor:
@@ -75,14 +63,14 @@ class MegatronActor:
         from slime.backends.megatron_utils.layer_spec import uses_transformer_engine
 
         args = self.args
-        _check_hooks(args)
+        check_trainer_hooks(args)
         if args.share_prompts and uses_transformer_engine():
             raise ValueError(
                 "--share-prompts: Transformer Engine's attention cannot read one prompt for several samples"
             )
         initialize.initialize(args, *self._where)
         if args.custom_megatron_init_path is not None:
-            load_function(args.custom_megatron_init_path)(args)
+            call_hook(args, "custom_megatron_init_path", args)
         self._build()
         start = self._load_trained(load_dir)
         self._load_frozen(load_dir)
@@ -253,7 +241,7 @@ class MegatronActor:
 
     def _prepare(self, rollout_id: int, data: dict, batches, columns: Sequence[dict], old_version) -> None:
         """Add every column that training needs."""
-        from slime.backends.megatron_utils import optimizer
+        from slime.backends.megatron_utils import hook_results, optimizer
         from slime.backends.megatron_utils.advantages import compute_advantages_and_returns
         from slime.backends.megatron_utils.data import to_device
 
@@ -265,7 +253,7 @@ class MegatronActor:
         if self._is_last_stage and self.args.compute_advantages_and_returns:
             compute_advantages_and_returns(self.args, data)
         if self.args.rollout_data_postprocess_path is not None and not self.role.with_value_head:
-            load_function(self.args.rollout_data_postprocess_path)(self.args, rollout_id, data)
+            hook_results.postprocess(self.args, rollout_id, data)
         if self.args.reset_optimizer_states:
             optimizer.reset_states(self.optimizer)
 
@@ -471,11 +459,3 @@ def warm_up() -> None:
 
     cpu_compat.install()
     from slime.backends.megatron_utils import checkpoint, model_provider, optimizer, train_step  # noqa: F401
-
-
-def _check_hooks(args) -> None:
-    """Load the trainer's hooks before anything is built: a wrong path is the user's mistake and ends the run at start."""
-    try:
-        spell_out_hooks(args, HOOK_OPTIONS)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(str(error)) from error

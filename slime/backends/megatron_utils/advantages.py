@@ -11,7 +11,7 @@ import torch
 from slime.algorithms import advantages, distill
 from slime.algorithms.kl import approx_kl
 from slime.algorithms.whitening import whiten
-from slime.utils.misc import load_function
+from slime.backends.megatron_utils import hook_results
 
 
 def compute_advantages_and_returns(args, data: dict) -> None:
@@ -22,7 +22,9 @@ def compute_advantages_and_returns(args, data: dict) -> None:
     log_probs = data.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs")
     data["kl"] = _kl(args, data, log_probs)
     if args.custom_advantage_function_path is not None:
-        load_function(args.custom_advantage_function_path)(args, data)
+        hook_results.advantages(args, data)
+    elif "advantages" in data:  # brought by the batch of a user's loop
+        data.setdefault("returns", data["advantages"])
     else:
         _estimate(args, data)
     if args.use_opd:

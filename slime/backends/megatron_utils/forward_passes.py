@@ -9,7 +9,7 @@ from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.roles import Pass, TrainRole
 from slime.backends.megatron_utils.weight_backup import WeightBackup
 from slime.observability.timer import Timers
-from slime.utils.misc import load_function
+from slime.utils.hook_calls import call_path
 
 
 class ForwardPasses:
@@ -45,7 +45,7 @@ class ForwardPasses:
             self._backup.switch(one.tag)
             hook = self._args.custom_megatron_before_log_prob_hook_path
             if hook is not None:
-                load_function(hook)(self._args, self._model, one.prefix)
+                call_path(hook, "custom_megatron_before_log_prob_hook_path", self._args, self._model, one.prefix)
             with_entropy = self._args.use_rollout_entropy and not one.prefix
             routing = None if one.prefix else self._routing  # of the old policy, never of frozen weights
             columns = log_prob_pass(self._args, self._model, batches, with_entropy=with_entropy, routing=routing)

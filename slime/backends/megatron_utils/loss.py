@@ -17,6 +17,7 @@ from slime.algorithms.numeric import non_finite_rows
 from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.algorithms.sft_loss import sft_loss
 from slime.algorithms.value_loss import value_loss
+from slime.backends.megatron_utils import hook_results
 from slime.backends.megatron_utils.context_parallel import whole_responses, whole_stream
 from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import response_log_probs
@@ -56,8 +57,7 @@ def pg_reducer_for(args, batch: MicroBatch, masks: list[torch.Tensor], default):
         if args.advantage_estimator != "dr_grpo" or args.calculate_per_token_loss:
             return default
         return make_reducer(masks, [float(args.rollout_max_response_len)] * len(masks))
-    factory = load_function(args.custom_pg_loss_reducer_function_path)
-    return factory(list(batch.total_lengths), list(batch.response_lengths), masks, args.calculate_per_token_loss)
+    return hook_results.reducer(args, list(batch.total_lengths), list(batch.response_lengths), masks)
 
 
 def policy_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
@@ -132,8 +132,8 @@ def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reduc
         corrected, masks = pg_tokens * weights, None
     else:
         of_step = {"step_sums": data[STEP_SUMS]} if STEP_SUMS in data else {}
-        corrected, masks, measured = load_function(args.custom_tis_function_path)(
-            args=args,
+        corrected, masks, measured = hook_results.tis(
+            args,
             pg_loss=pg_tokens,
             train_log_probs=train_rows,
             rollout_log_probs=rollout_rows,
@@ -219,9 +219,8 @@ def custom_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tens
         total_lengths=list(batch.total_lengths),
         response_lengths=list(batch.response_lengths),
     )
-    function = load_function(args.custom_loss_function_path)
-    loss, metrics = function(args, columns, logits, reducer_for(args, batch, data))
-    return LossOutput(loss, {name: value.detach() for name, value in metrics.items()})
+    loss, metrics = hook_results.loss(args, columns, logits, reducer_for(args, batch, data))
+    return LossOutput(loss, metrics)
 
 
 def loss_function_for(args, role: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from slime.backends.megatron_utils import hook_results
 from slime.backends.megatron_utils.layer_spec import decoder_spec
 from slime.backends.megatron_utils.model_config import padded_vocab_size, resolve_architecture, transformer_config
 from slime.backends.megatron_utils.value_head import ValueHead
@@ -26,8 +27,8 @@ def build_chunks(args, with_value_head: bool = False) -> list[torch.nn.Module]:
 def build_model(args, config=None, vp_stage: int | None = None, with_value_head: bool = False) -> torch.nn.Module:
     """Return the GPTModel of this pipeline stage, on this process's device, in training mode.
 
-    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours; with virtual stages
-    it is given `vp_stage` too. A value head takes the place of its output layer as well.
+    `--custom-model-provider-path` names a `(pre_process, post_process) -> module` that replaces ours; one that takes `vp_stage` or `args`
+    is given them too. A value head takes the place of its output layer as well.
     """
     from megatron.core import parallel_state as mpu
 
@@ -39,12 +40,9 @@ def build_model(args, config=None, vp_stage: int | None = None, with_value_head:
     if vp_stage is not None:
         where["vp_stage"] = vp_stage
     if args.custom_model_provider_path is not None:
-        from slime.utils.misc import load_function
-
-        model = load_function(args.custom_model_provider_path)(**where)
+        model = hook_results.model(args, **where)
     else:
-        config = transformer_config(args) if config is None else config
-        model = _gpt_model(args, config, ties=not with_value_head, **where)
+        model = gpt_model(args, ties=not with_value_head, config=config, **where)
     post_process = where["post_process"]
     if with_value_head and post_process:
         model.output_layer = ValueHead(model.config, args.seed)
@@ -55,9 +53,15 @@ def build_model(args, config=None, vp_stage: int | None = None, with_value_head:
     return model.train()
 
 
-def _gpt_model(args, config, pre_process: bool, post_process: bool, vp_stage: int | None = None, ties: bool = True):
+def gpt_model(args, pre_process: bool, post_process: bool, vp_stage: int | None = None, ties: bool = True, config=None):
+    """Return the built-in model of this pipeline stage; what a custom provider may start from.
+
+    Args:
+        ties: the output layer shares the embedding's weights where the architecture does. config: Megatron's TransformerConfig.
+    """
     from megatron.core.models.gpt import GPTModel
 
+    config = transformer_config(args) if config is None else config
     return GPTModel(
         config,
         decoder_spec(config, vp_stage, with_adapters=args.lora_rank > 0),

@@ -20,7 +20,7 @@ from slime.backends.megatron_utils.model_provider import forward_logits
 from slime.observability.progress import Progress
 from slime.observability.timer import Timers
 from slime.utils import device
-from slime.utils.misc import load_function
+from slime.utils.hook_calls import call_hook
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class StepRunner:
     ) -> StepReport:
         """Do one step over this rank's micro-batches; all ranks of the model call it together."""
         self._zero_grads()
-        hook = self.args.custom_megatron_before_train_step_hook_path
-        if hook is not None:
-            load_function(hook)(self.args, rollout_id, step_id, self.model, self.optimizer, self.scheduler)
+        if self.args.custom_megatron_before_train_step_hook_path is not None:
+            own = (self.args, rollout_id, step_id, self.model, self.optimizer, self.scheduler)
+            call_hook(self.args, "custom_megatron_before_train_step_hook_path", *own)
         if self.role == "actor" and self.args.loss_type == "policy_loss" and is_last_stage(self.model):
             losses.add_step_sums(self.args, batches, data)
         biases = [bias.clone() for bias in self._expert_biases]

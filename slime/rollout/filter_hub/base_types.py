@@ -7,6 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slime.utils.async_utils import finish
+from slime.utils.hook_calls import call_hook, wrong
+
+OPTION = "dynamic_sampling_filter_path"
+
 
 @dataclass
 class DynamicFilterOutput:
@@ -18,11 +23,25 @@ class DynamicFilterOutput:
 
 
 def call_dynamic_filter(fn: Callable | None, *args: Any, **kwargs: Any) -> DynamicFilterOutput:
-    """The filter's answer; no filter keeps all, a plain bool is wrapped."""
-    if fn is None:
-        return DynamicFilterOutput(keep=True)
-    output = fn(*args, **kwargs)
+    """The filter's answer; no filter keeps all, a plain truth value is wrapped."""
+    output = True if fn is None else finish(fn(*args, **kwargs))
     return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
+
+
+def filter_group(args, group: list) -> DynamicFilterOutput:
+    """What `--dynamic-sampling-filter-path` says about a group; without one all are kept.
+
+    Raises:
+        ValueError: the filter returned no verdict (None, a list), so that nobody knows what it wanted. HookError: it raised.
+    """
+    if not args.dynamic_sampling_filter_path:
+        return DynamicFilterOutput(keep=True)
+    output = call_hook(args, OPTION, args, group)
+    if isinstance(output, DynamicFilterOutput):
+        return output
+    if isinstance(output, (bool, int)) or getattr(output, "shape", None) == ():  # the latter of numpy or torch
+        return DynamicFilterOutput(keep=bool(output))
+    raise wrong(OPTION, args.dynamic_sampling_filter_path, f"returned a {type(output).__name__}")
 
 
 class MetricGatherer:

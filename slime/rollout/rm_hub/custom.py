@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Set
 
 from slime.utils.async_utils import run_in_thread
+from slime.utils.hook_calls import wrong
 from slime.utils.hook_forms import accepted_keywords, is_plain, reward_form
 from slime.utils.misc import load_hook
 
@@ -37,15 +38,13 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
             return [await _call(hook, args, samples[0], **extra)]
         return await gather_or_cancel([_call(hook, args, sample, **extra) for sample in samples])
     if form == "class":
-        scorer = await run_in_thread(_instance, hook, _model_path(args))
+        scorer = await run_in_thread(_instance, hook, _model_path(args)) if inspect.isclass(hook) else hook
         rewards = await _call(scorer.compute_reward, [s.prompt for s in samples], [s.response for s in samples])
     else:
         rewards = await _call(hook, args, samples, **accepted_keywords(hook, kwargs))
     is_list = hasattr(rewards, "__len__") and not isinstance(rewards, (str, bytes, Mapping, Set))
     if not is_list or len(rewards) != len(samples):
-        raise ValueError(
-            f"--custom-rm-path {path} returned {rewards!r:.200} for {len(samples)} samples, expected one each"
-        )
+        raise wrong("custom_rm_path", path, f"returned {rewards!r:.200} for {len(samples)} samples")
     return list(rewards)
 
 

@@ -276,5 +276,5 @@ def test_custom_tis_functions_have_the_hook_shape():
 
 def test_a_result_that_does_not_fit_the_samples_is_refused(tmp_path):
     (tmp_path / "own.py").write_text("def short(inputs):\n    return [], []\n")
-    with pytest.raises(ValueError, match=r"own.py:short: advantages have lengths \[\], the responses \[2\]"):
+    with pytest.raises(ValueError, match=r"own.py:short returned advantages of shapes \[\], the responses have \[2\]"):
         advantages.compute(f"{tmp_path}/own.py:short", AdvantageInputs([1.0], [2], [torch.ones(2)]))

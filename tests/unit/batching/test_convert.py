@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from slime.batching.convert import convert_samples_to_train_data
+from slime.batching.convert import checked_columns, convert_samples_to_train_data
 from slime.utils.types import Sample
 
 
@@ -117,20 +117,21 @@ def test_mixed_round_numbers_and_removed_samples_without_log_probs():
     assert data["rollout_log_probs"] == [[-1.0, -2.0], [0.0, 0.0]] and data["round_number"] == [1, 3]
 
 
-def test_hooks_replace_conversion_and_reward_step(tmp_path, monkeypatch):
-    (tmp_path / "convert_hooks_for_test.py").write_text(
-        "def convert(args, samples):\n    return {'tokens': [s.tokens for s in samples]}\n"
+def test_a_hook_of_training_rewards_needs_no_rewards(tmp_path):
+    (tmp_path / "own.py").write_text(
         "def rewards(args, samples):\n    return [0] * len(samples), [2.0] * len(samples)\n"
-        "def short(args, samples):\n    return [], []\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    module = "convert_hooks_for_test"
-    args = make_args(custom_convert_samples_to_train_data_path=f"{module}.convert")
-    assert set(convert_samples_to_train_data(args, [make_sample()])) == {"tokens"}
-    args = make_args(custom_reward_post_process_path=f"{module}.rewards")
+    args = make_args(custom_reward_post_process_path=f"{tmp_path}/own.py:rewards")
     assert convert_samples_to_train_data(args, [make_sample(reward=None)])["rewards"] == [2.0]
-    with pytest.raises(ValueError, match="returned 0 raw"):
-        convert_samples_to_train_data(make_args(custom_reward_post_process_path=f"{module}.short"), [make_sample()])
+
+
+def test_columns_that_a_loop_brings_fit_the_samples():
+    samples = [make_sample(0, response=2), make_sample(1, response=3)]
+    assert checked_columns(samples, {"advantages": [[1.0] * 2, [1.0] * 3], "rewards": [1, 2]})["rewards"] == [1, 2]
+    with pytest.raises(ValueError, match="column 'rewards' has 1 entries for 2 samples"):
+        checked_columns(samples, {"rewards": [1]})
+    with pytest.raises(ValueError, match="column 'returns' has 2 numbers for sample 1, whose response has 3 tokens"):
+        checked_columns(samples, {"returns": [[1.0] * 2, [1.0] * 2]})
 
 
 def test_routing_replay_names_the_empty_layer():

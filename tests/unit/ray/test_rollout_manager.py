@@ -10,7 +10,12 @@ from slime.utils.types import Sample
 
 def info(num_rows: int, **changes) -> dict:
     args = SimpleNamespace(
-        **(dict(num_rollout=None, num_epoch=2, rollout_batch_size=4, prompt_data="rows.jsonl") | changes)
+        **(
+            dict(
+                num_rollout=None, num_epoch=2, rollout_batch_size=4, prompt_data="rows.jsonl", sglang_model_routers=None
+            )
+            | changes
+        )
     )
     manager = RolloutManager(args, slots=None, host="127.0.0.1")
     manager._data_source = range(num_rows)
@@ -70,3 +75,17 @@ def test_groups_that_whole_steps_leave_over_go_back_and_failed_ones_are_no_train
         ("mark_finished", [2], "failed"),
         ("mark_finished", [0]),
     ]
+
+
+def test_prompts_that_a_loop_of_ones_own_leaves_out_count_as_filtered(monkeypatch):
+    done = Sample.Status.COMPLETED
+    manager = RolloutManager(SimpleNamespace(rollout_batch_size=3), slots=None, host="127.0.0.1")
+    manager._data_source = buffer = Buffer()
+    handed = [group(i, done, done) for i in range(3)]
+    buffer.get_samples = lambda count: handed[:count]
+    monkeypatch.setattr(manager, "_batch", lambda *arguments: arguments)
+    assert manager.prompts(5) == [sample for one in handed for sample in one]
+    samples = [*handed[2], *handed[0]]
+    assert manager.batch(5, samples, {"rewards": [1.0] * 4}, 2.0) == (5, samples, {}, 2.0, {"rewards": [1.0] * 4})
+    assert buffer.told == [("mark_finished", [1], "filtered"), ("mark_delivered", [2, 0], 5)]
+    assert manager._trained_by[5] == [handed[2], handed[0]]

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.ray.session import make_folders, uninterrupted
+from slime.ray.interrupts import uninterrupted
+from slime.ray.session import make_folders
 
 
 def test_folders_that_cannot_be_written_name_their_flag(tmp_path):

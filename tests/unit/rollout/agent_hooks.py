@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from slime.rollout import generate_single
 from slime.rollout.sglang_rollout import GenerateState, generate, get_model_url
+from slime.utils.async_utils import run
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
@@ -108,3 +110,26 @@ async def posts_candidates(args, sample, sampling_params):
     outputs = [await post(get_model_url(args), body) for body in bodies]
     sample.response = outputs[1]["text"]
     return sample
+
+
+async def takes_liberties(args, sample, sampling_params):
+    """Everything that a hook should not do to what it is given."""
+    sample.group_index, sample.index, sample.prompt = 77, 99, sample.prompt
+    sampling_params["stop"].append("everywhere")
+    sampling_params["max_new_tokens"] = 3
+    return await generate(args, sample, sampling_params)
+
+
+async def other_order(args, samples, evaluation=False):
+    for sample in samples:
+        sample.response = await generate_single(sample.prompt)
+    return samples[::-1]
+
+
+_together = threading.Barrier(2)
+
+
+def plain(args, sample, sampling_params):
+    """Not async, and it blocks until the other sample of the group is here as well."""
+    _together.wait(10)
+    return run(generate(args, sample, sampling_params))

@@ -74,7 +74,7 @@ def test_text_only_responses_are_encoded_flagged_and_counted(engine, chat_args, 
 
 
 def test_a_wrong_return_type_is_named(engine, chat_args):
-    with pytest.raises(TypeError, match="returns_text returned a str, expected a Sample"):
+    with pytest.raises(TypeError, match="returns_text returned a str; expected .* Sample or list"):
         one_group(chat_args("returns_text"))
     with pytest.raises(ValueError, match="loses_a_sample returned 1 results for 2 samples"):
         one_group(chat_args("loses_a_sample"))
@@ -188,3 +188,21 @@ def test_turns_ask_for_the_experts_of_all_tokens_read_so_far(engine, chat_args, 
     sample = one_group(chat_args("two_turns", max_turns=2, use_rollout_routing_replay=True))[0]
     assert all(request["return_routed_experts"] is True for request in engine.requests)
     assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, 2, 2)
+
+
+def test_a_hook_cannot_move_a_sample_or_change_the_parameters_of_others(engine, chat_args):
+    args = chat_args("takes_liberties", rollout_stop=["end"])
+    group = one_group(args)
+    assert [(sample.group_index, sample.index) for sample in group] == [(0, 0), (0, 1)]
+    assert [request["sampling_params"]["stop"] for request in engine.requests] == [["end", "everywhere"]] * 2
+    assert args.rollout_stop == ["end"]
+
+
+def test_results_in_another_order_keep_their_own_calls(engine, chat_args):
+    engine.answer = lambda payload: reply([len(engine.requests)], f"t{len(engine.requests)}")
+    for sample in one_group(chat_args("other_order")):
+        assert sample.response == f"t{sample.tokens[-1]}" and sample.tokens[-1] == sample.index + 1
+
+
+def test_plain_functions_generate_side_by_side(engine, chat_args):
+    assert [sample.response for sample in one_group(chat_args("plain"))] == ["abc", "abc"]

@@ -132,15 +132,15 @@ def test_sets_are_read_at_the_start_and_bad_ones_named(engine, make_args, datase
 
 
 def test_hooks_of_a_set_are_looked_up_at_the_start(engine, make_args, dataset):
-    from slime.rollout.hooks import check_hooks
+    from slime.rollout.hooks import check_rollout_hooks
 
     args = make_args(
         engine, rollout_function_path="slime.rollout.sglang_rollout.generate_rollout", custom_rollout_log_function_path=None,
         eval_function_path="slime.rollout.sglang_rollout.generate_rollout", custom_eval_rollout_log_function_path=None,
         custom_convert_samples_to_train_data_path=None, eval_datasets=[dataset(custom_rm_path="stub_rm.nowhere")],
     )  # fmt: skip
-    with pytest.raises(AttributeError, match="--custom-rm-path: 'stub_rm.nowhere'"):
-        check_hooks(args)
+    with pytest.raises(ValueError, match="evaluation set set: --custom-rm-path: 'stub_rm.nowhere'"):
+        check_rollout_hooks(args)
 
 
 def test_a_least_length_never_exceeds_the_room_that_is_left(engine, make_args, dataset):

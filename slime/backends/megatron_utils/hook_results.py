@@ -1,0 +1,113 @@
+"""Calls of the trainer's hooks, and what they give back, checked before it reaches the model.
+
+An error names the flag and the hook, what is wrong, and the form that is expected. L_i: response tokens of sample i, N: those
+of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from slime.utils.hook_calls import call_hook, wrong
+from slime.utils.hook_forms import accepted_keywords, accepts_keyword
+from slime.utils.misc import load_hook
+
+ADVANTAGE = "custom_advantage_function_path"
+LOSS = "custom_loss_function_path"
+MODEL = "custom_model_provider_path"
+POSTPROCESS = "rollout_data_postprocess_path"
+REDUCER = "custom_pg_loss_reducer_function_path"
+TIS = "custom_tis_function_path"
+
+
+def advantages(args, data: dict) -> None:
+    """Let the hook set `advantages` and `returns` of `data`, one tensor [L_i] per sample each."""
+    path = args.custom_advantage_function_path
+    call_hook(args, ADVANTAGE, args, data)
+    for name in ("advantages", "returns"):
+        if name not in data:
+            raise wrong(ADVANTAGE, path, f"did not set {name}")
+        _check_rows(ADVANTAGE, path, name, data[name], data["response_lengths"])
+
+
+def postprocess(args, rollout_id: int, data: dict) -> None:
+    """Let the hook change the columns of `data`; those that are trained on have to fit the samples afterwards."""
+    path = args.rollout_data_postprocess_path
+    before = {"loss_masks", "advantages", "returns", "log_probs", "rollout_log_probs"} & data.keys()
+    call_hook(args, POSTPROCESS, args, rollout_id, data)
+    for name in sorted(before):
+        if name not in data:
+            raise wrong(POSTPROCESS, path, f"removed {name}")
+        _check_rows(POSTPROCESS, path, name, data[name], data["response_lengths"])
+
+
+def _check_rows(option: str, path: str, name: str, rows: Any, lengths: list[int]) -> None:
+    found = [tuple(row.shape) if isinstance(row, torch.Tensor) else f"a {type(row).__name__}" for row in rows]
+    if found != [(length,) for length in lengths]:
+        raise wrong(option, path, f"left {name} of shapes {found[:8]} for responses of {list(lengths)[:8]} tokens")
+
+
+def loss(args, columns: dict, logits: torch.Tensor, reducer: Callable) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss, metrics as detached tensors) of `--custom-loss-function-path`."""
+    path, result = args.custom_loss_function_path, call_hook(args, LOSS, args, columns, logits, reducer)
+    if not isinstance(result, (tuple, list)) or len(result) != 2 or not isinstance(result[1], dict):
+        raise wrong(LOSS, path, f"returned a {type(result).__name__}")
+    value, metrics = result
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        raise wrong(LOSS, path, f"returned a {type(value).__name__}{shape} as the loss, which is no scalar")
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise wrong(LOSS, path, "returned a loss without gradient: it has to be computed from logits")
+    return value.reshape(()), {name: torch.as_tensor(x, device=value.device).detach() for name, x in metrics.items()}
+
+
+def tis(args, *, pg_loss: torch.Tensor, loss_masks: list[torch.Tensor], **others: Any):
+    """(token losses [N], masks, metrics) of `--custom-tis-function-path`."""
+    path = args.custom_tis_function_path
+    result = call_hook(args, TIS, args=args, pg_loss=pg_loss, loss_masks=loss_masks, **others)
+    if not isinstance(result, (tuple, list)) or len(result) != 3 or not isinstance(result[2], dict):
+        raise wrong(TIS, path, f"returned a {type(result).__name__}")
+    corrected, masks, metrics = result
+    for name, tensor in {"pg_loss": corrected, **metrics}.items():
+        if getattr(tensor, "shape", None) != pg_loss.shape:
+            shape = tuple(getattr(tensor, "shape", ()))
+            raise wrong(TIS, path, f"returned {name} of shape {shape}, pg_loss has {tuple(pg_loss.shape)}")
+    if masks is not None:
+        _check_rows(TIS, path, "loss_masks", masks, [len(mask) for mask in loss_masks])
+    return corrected, masks, metrics
+
+
+def reducer(args, total_lengths: list[int], response_lengths: list[int], masks: list[torch.Tensor]) -> Callable:
+    """The function from token losses [N] to a scalar that `--custom-pg-loss-reducer-function-path` makes."""
+    path = args.custom_pg_loss_reducer_function_path
+    function = call_hook(args, REDUCER, total_lengths, response_lengths, masks, args.calculate_per_token_loss)
+    if not callable(function):
+        raise wrong(REDUCER, path, f"returned a {type(function).__name__}")
+
+    def reduce(tokens: torch.Tensor) -> torch.Tensor:
+        value = function(tokens)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise wrong(
+                REDUCER, path, f"made a function that returned a {type(value).__name__}, which is no scalar tensor"
+            )
+        return value.reshape(())
+
+    return reduce
+
+
+def model(args, pre_process: bool, post_process: bool, vp_stage: int | None = None) -> torch.nn.Module:
+    """This stage's part of the model, from `--custom-model-provider-path`."""
+    path = args.custom_model_provider_path
+    function = load_hook(path, MODEL)
+    optional = accepted_keywords(function, {"vp_stage": vp_stage})
+    if accepts_keyword(function, "args"):
+        optional["args"] = args
+    module = call_hook(args, MODEL, pre_process=pre_process, post_process=post_process, **optional)
+    if not isinstance(module, torch.nn.Module):
+        raise wrong(MODEL, path, f"returned a {type(module).__name__}")
+    if post_process and not hasattr(module, "output_layer"):
+        raise wrong(MODEL, path, f"returned a {type(module).__name__} without output_layer")
+    return module
