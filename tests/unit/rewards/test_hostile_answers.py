@@ -60,13 +60,14 @@ FORMS = ["{}", r"so \boxed{{{}}}", r"</think>\boxed{{{}}}", "Answer: {}"]
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 async def test_hostile_answers_give_a_number_soon_and_run_nothing(answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args = SimpleNamespace(custom_rm_path=None, rm_type=None, rm_timeout=5.0)
+    args = SimpleNamespace(custom_rm_path=None, rm_type=None, rm_timeout=120.0)
     for rm_type in TYPES:
         args.rm_type = rm_type
         for form in FORMS[:2] if len(answer) > 50_000 else FORMS:
             sample = Sample(index=0, response=form.format(answer), label="x+1/2", metadata=dict(IFBENCH))
-            started = time.perf_counter()
+            started = time.process_time()
             reward = await async_rm(args, sample)
-            assert time.perf_counter() - started < 2.0, (rm_type, form)
+            # a second or two when the time grows with the length; hours when it grows with its square
+            assert time.process_time() - started < 20.0, (rm_type, form)
             assert math.isfinite(reward["score"] if isinstance(reward, dict) else reward)
     assert not list(tmp_path.iterdir())
