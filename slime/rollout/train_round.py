@@ -41,6 +41,8 @@ class TrainRound:
         self.num_dropped = self.num_aged_out = self.num_fetched = 0
         self.origin: dict[asyncio.Task, list[Sample]] = {}  # groups as handed out, until dropped
         self.due: set[asyncio.Task] = set()  # have to be trained in this round
+        self._ended: list[asyncio.Task] = []  # and not taken yet
+        self._some_ended = asyncio.Event()
 
     async def run(self) -> RolloutFnTrainOutput:
         self.state.reset()
@@ -51,8 +53,7 @@ class TrainRound:
             while not self.policy.is_over(self._view()):
                 if not self.state.pendings:
                     break
-                done, self.state.pendings = await asyncio.wait(self.state.pendings, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=self._order):
+                for task in sorted(await self._next_ended(), key=self._order):
                     self._take(task)
                 self._top_up()
             leftovers = await self._stop_rest()
@@ -60,6 +61,18 @@ class TrainRound:
             await self._cancel_all()
             raise
         return self._finish(leftovers)
+
+    async def _next_ended(self) -> list[asyncio.Task]:
+        """Wait for tasks to end, and take those that have. `asyncio.wait` would look at all that run each time one ends."""
+        await self._some_ended.wait()
+        self._some_ended.clear()
+        ended, self._ended = self._ended, []
+        self.state.pendings.difference_update(ended)
+        return ended
+
+    def _note_end(self, task: asyncio.Task) -> None:
+        self._ended.append(task)
+        self._some_ended.set()
 
     def _order(self, task: asyncio.Task) -> int:
         return leaves_of(self.origin[task])[0].index or 0
@@ -87,6 +100,7 @@ class TrainRound:
                 continue
             call = generation.generate_and_rm_group(self.args, group, dict(self.state.sampling_params))
             task = asyncio.ensure_future(call)
+            task.add_done_callback(self._note_end)
             self.origin[task] = group
             self.state.pendings.add(task)
             if self.policy.is_due(age):
