@@ -18,6 +18,7 @@ _PHASES = {
     "decode": ("prealloc", "bootstrap", "alloc_wait", "transfer", "forward"),
 }
 _DURATIONS = {side: [f"pd_{side}_{phase}_duration" for phase in phases] for side, phases in _PHASES.items()}
+_DISAGGREGATED = frozenset(_SUMMARY).union(*_DURATIONS.values())
 
 
 def build_sglang_meta_trace_attrs(meta_info: Mapping | None) -> dict:
@@ -56,6 +57,8 @@ def emit_children(emit: Callable, parent_span_id: str, started_at: float, childr
 
 
 def _children(meta_info: Mapping) -> list[dict]:
+    if _DISAGGREGATED.isdisjoint(meta_info):
+        return []
     children, offset = [], 0.0
     for side, keys in _DURATIONS.items():
         durations = {key: float(meta_info[key]) for key in keys if isinstance(meta_info.get(key), (int, float))}

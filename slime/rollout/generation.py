@@ -107,9 +107,10 @@ async def generate_and_rm_group(
     if state.aborted and not evaluation:
         return group
     with trace_span(group, "generate_and_rm_group"):
-        for sample in leaves_of(group):
+        session = uuid.uuid4()
+        for number, sample in enumerate(leaves_of(group)):
             if sample.session_id is None:
-                sample.session_id = str(uuid.uuid4())
+                sample.session_id = f"{session}-{number}"
         path = _list_form_path(args, group)
         if path is not None:
             results = await _generate_list_group(args, path, group, sampling_params, evaluation)
