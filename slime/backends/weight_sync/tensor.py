@@ -39,8 +39,10 @@ class TensorTransport:
         """Nothing to do: a handle needs no connection."""
 
     def send(self, bucket: Bucket, version: str, submit: Submit) -> None:
-        _check_room(bucket)
         kept, self._kept = self._kept, None
+        if kept is None or len(kept) < tensor_wire.flat_bytes(bucket):
+            kept = None  # given back before a larger one is taken
+            _check_room(bucket)
         payload = tensor_wire.flatten(bucket, kept)
         device.synchronize()
         handles = {
@@ -56,10 +58,9 @@ class TensorTransport:
             ),
         )
         wait_all(replies, self._timeout_s)
-        flat = payload["flattened_tensor"]
-        largest = flat if kept is None or len(kept) < len(flat) else kept
-        if flat.device.type == "cpu" and len(largest) <= KEPT_BYTES:
-            self._kept = largest
+        whole = payload["flattened_tensor"] if kept is None else kept
+        if whole.device.type == "cpu" and len(whole) <= KEPT_BYTES:
+            self._kept = whole
 
     def disconnect(self, submit: Submit) -> None:
         """Nothing to do."""

@@ -171,6 +171,15 @@ def test_buffer_is_written_again_in_later_updates_and_grows():
     assert len(buffers[0]) == 12 and buffers[1] is buffers[2] is buffers[3] and len(buffers[1]) == 420
 
 
+def test_kept_buffer_needs_no_room_in_shared_memory(monkeypatch):
+    engine = FakeEngine()
+    publisher = publisher_for(engine, buffer_bytes=1024)
+    publisher.update(WEIGHTS, "1")
+    monkeypatch.setattr(platform, "shared_memory_free_bytes", lambda: 0)
+    publisher.update(WEIGHTS, "2")
+    assert holds(engine, WEIGHTS) and engine.version == "2"
+
+
 def test_buffer_of_a_failed_update_is_never_written_again():
     """An engine that did not answer may read it still."""
     engine = FakeEngine()
