@@ -9,10 +9,14 @@ nothing here generates, aborts or stores.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from slime.rollout.base_types import leaves_of
+from slime.utils.async_utils import finish
+from slime.utils.hook_calls import naming, wrong
 from slime.utils.misc import load_hook
 
+OPTION = "round_policy_path"
 CONTINUE, RESTART, DROP = "continue", "restart", "drop"
 
 
@@ -94,7 +98,29 @@ class DropOldGroups(RoundPolicy):
 
 def create_policy(args) -> RoundPolicy:
     """The object of `--round-policy-path`."""
-    return load_hook(args.round_policy_path, "round_policy_path")(args)
+    with naming(OPTION, args.round_policy_path):
+        policy = load_hook(args.round_policy_path, OPTION)(args)
+    return policy if args.round_policy_path.startswith("slime.") else _Named(policy, args.round_policy_path)
+
+
+class _Named:
+    """A user's policy: what its methods raise, or answer in an unknown way, is said with the flag."""
+
+    def __init__(self, policy: Any, path: str) -> None:
+        self._policy, self._path = policy, path
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._policy, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            with naming(OPTION, self._path):
+                answer = finish(method(*arguments, **keywords))
+            known = (CONTINUE, RESTART, DROP) if name == "leftover" else (True, False)
+            if not (isinstance(answer, int) if name == "num_to_start" else answer in known):
+                raise wrong(OPTION, self._path, f"answered {answer!r:.100} to {name}")
+            return answer
+
+        return call if callable(method) else method
 
 
 def age_of(group: list, rollout_id: int) -> int:

@@ -83,17 +83,15 @@ def check_path(path: str, option: str) -> None:
 
 def check_signature(option: str, function: Any, path: str) -> None:
     """Raises: ValueError when the function cannot take the arguments that it will be given."""
+    if not callable(function) and not hasattr(function, "compute_reward"):
+        raise wrong(option, path, f"is a {type(function).__name__}, which cannot be called")
+    if inspect.isclass(function):
+        _check_class(option, function, path)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise wrong(option, path, "is a generator: use return, not yield")
     if option == "data_source_path":
         _check_data_source(function, path)
         return
-    if not callable(function) and not hasattr(function, "compute_reward"):
-        raise wrong(option, path, f"is a {type(function).__name__}, which cannot be called")
-    if inspect.isclass(function) and not HOOKS[option].is_class and not hasattr(function, "compute_reward"):
-        raise wrong(option, path, "is a class")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise wrong(option, path, "is a generator: use return, not yield")
-    if option == "custom_rm_path" and inspect.isclass(function):
-        _check_call(option, path, function, ("model_path",), {})
     _check_call(option, path, *_arguments(option, function, path))
 
 
@@ -127,21 +125,25 @@ def _arguments(option: str, function: Any, path: str) -> tuple[Callable, tuple, 
     return function, hook.positional, offered
 
 
-def _check_data_source(source: Any, path: str) -> None:
-    """A class, or a function that makes the object: its arguments, and get_samples where that can be seen."""
-    option = "data_source_path"
-    if not callable(source):
-        raise wrong(option, path, f"is a {type(source).__name__}, not a class")
-    get_samples = getattr(source, "get_samples", None)
-    if inspect.isclass(source) and not callable(get_samples):
-        raise wrong(option, path, f"is the class {source.__name__} without get_samples")
-    checks = [(source, ("args",), ())]
+def _check_class(option: str, cls: type, path: str) -> None:
+    """A class where one belongs, with the methods that are called."""
+    methods = HOOKS[option].methods
+    if option == "custom_rm_path" and hasattr(cls, "compute_reward"):
+        _check_call(option, path, cls, ("model_path",), {})
+    elif not methods:
+        raise wrong(option, path, "is a class")
+    missing = [name for name in methods if not callable(getattr(cls, name, None))]
+    if missing:
+        raise wrong(option, path, f"is the class {cls.__name__} without {', '.join(missing)}")
+
+
+def _check_data_source(source: Callable, path: str) -> None:
+    """A class, or a function that makes the object, with `(args)` or nothing; get_samples where it can be seen."""
+    signature = inspect.signature(source)
+    if not (_binds(signature, ("args",)) or _binds(signature, ())):
+        raise wrong("data_source_path", path, f"is {_name(source)}{signature}")
     if inspect.isclass(source):
-        checks.append((get_samples, ("self", "num_samples"), None))
-    for called, arguments, fallback in checks:
-        signature = inspect.signature(called)
-        if not any(_binds(signature, given) for given in (arguments, fallback) if given is not None):
-            raise wrong(option, path, f"has {_name(called)}{signature}")
+        _check_call("data_source_path", path, source.get_samples, ("self", "num_samples"), {})
 
 
 def _binds(signature: inspect.Signature, arguments: tuple) -> bool:

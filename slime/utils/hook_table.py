@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hook:
-    """text: signature and result in words.
+    """text: signature and result in words. methods: what a class has to have; functions have none.
 
     positional: names of what is given by position. keywords: of what is always given by keyword. optional: of what is given by
     keyword to functions that have such a parameter.
@@ -21,11 +21,11 @@ class Hook:
     positional: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    is_class: bool = False
+    methods: tuple[str, ...] = ()
 
 
-def _hook(text: str, positional: str = "", keywords: str = "", optional: str = "", is_class: bool = False) -> Hook:
-    return Hook(text, tuple(positional.split()), tuple(keywords.split()), tuple(optional.split()), is_class)
+def _hook(text: str, positional: str = "", keywords: str = "", optional: str = "", methods: str = "") -> Hook:
+    return Hook(text, *(tuple(names.split()) for names in (positional, keywords, optional, methods)))
 
 
 _ROUND = "(args, rollout_id, data_source, evaluation=False) -> "
@@ -53,7 +53,11 @@ ROLLOUT_HOOKS: dict[str, Hook] = {
         "__init__(model_path) and compute_reward(prompts, responses) -> one number each"
     ),
     "dynamic_sampling_filter_path": _hook("(args, samples, **kwargs) -> DynamicFilterOutput or bool", "args samples"),
-    "round_policy_path": _hook("class (args) like slime.rollout.round_policy.RoundPolicy", "args", is_class=True),
+    "round_policy_path": _hook(
+        "class (args) like slime.rollout.round_policy.RoundPolicy",
+        "args",
+        methods="num_to_start is_over is_due is_too_old leftover",
+    ),
     "buffer_filter_path": _hook(
         "(args, rollout_id, buffer, num_samples) -> list of at most num_samples groups, removed from buffer",
         "args rollout_id buffer num_samples",
@@ -63,7 +67,7 @@ ROLLOUT_HOOKS: dict[str, Hook] = {
     "data_source_path": _hook(
         "class (args) or () with get_samples(num_samples) -> list of groups, and, where it has them, add_samples(groups), "
         "save(rollout_id), load(rollout_id), state_dict(), load_state_dict(state), __len__()",
-        is_class=True,
+        methods="get_samples",
     ),
     "custom_reward_post_process_path": _hook(
         "(args, samples, **kwargs) -> (raw_rewards, rewards), a number for each sample", "args samples"

@@ -112,7 +112,8 @@ def test_the_documented_signature_is_taken_from_every_spelling_and_any_other_is_
     mine = os.environ.get(f"SLIME_CONTRACT_{option.upper()}")
     if mine:
         check_path(mine, option)
-    source = f"class {usual}:\n    def __init__(self, {signature}): ...\n    def get_samples(self, num_samples): ...\n"
+    methods = "".join(f"    def {name}(self, *_): ...\n" for name in HOOKS[option].methods)
+    source = f"class {usual}:\n    def __init__(self, {signature}): ...\n{methods}"
     bodies = (
         [source]
         if option in CLASSES
@@ -125,7 +126,7 @@ def test_the_documented_signature_is_taken_from_every_spelling_and_any_other_is_
         check_path(f"{name}.py", option)
     wrong = ["def f(): ...", "def f(*args, never_given, **kwargs): ...", "f = 3"]
     if option in CLASSES:
-        wrong = ["class f:\n    def __init__(self, args, never_given): ...\n    def get_samples(self, n): ...", "f = 3"]
+        wrong = [f"class f:\n    def __init__(self, args, never_given): ...\n{methods}", "class f: ...", "f = 3"]
     for text in wrong:
         with pytest.raises(ValueError) as error:
             check_path(f"{write(text)}.py:f", option)
@@ -221,6 +222,7 @@ def test_the_manager_calls_rollout_and_log_functions(hooks, make_args):
     nothing = dict(load_debug_rollout_data=None, save_debug_rollout_data=None)
     manager = manager_for(make_args(**at(file, *options), **nothing))
     groups, extra = manager._groups(3)
+    assert groups[0][0].token_spans[0]["source"] == f"{file}:rollout_function"  # what the check of samples will name
     assert manager._rollout_metrics(3, groups, extra, 1.5) == {}
     assert manager.eval(3) == {}
     source = "RolloutDataSourceWithBuffer"

@@ -33,6 +33,13 @@ NAMES = {
         "load_tokenizer", "load_processor", "build_processor_kwargs", "encode_image_for_rollout_engine",
     ],
     "slime.rollout": ["generate_single"],
+    "slime.rollout.rm_hub": ["async_rm", "batched_async_rm"],
+    "slime.rollout.on_policy_distillation": ["reward_func", "post_process_rewards"],
+    "slime.rollout.sft_rollout": ["generate_rollout"],
+    "slime.rollout.forge_load": ["generate_rollout"],
+    "slime.utils.mask_utils": ["MultiTurnLossMaskGenerator"],
+    "slime.observability.trace_utils": ["trace_span", "trace_event", "trace_function", "bind_trace"],
+    "slime.ray.session": ["Session"],
 }  # fmt: skip
 
 

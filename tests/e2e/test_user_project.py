@@ -101,26 +101,6 @@ def test_every_hook_of_a_project_is_called_at_its_time(train, workspace, project
     )
 
 
-def test_a_rollout_function_conversion_and_loss_of_ones_own_may_be_async_and_files(train, workspace, project):
-    run = train(
-        *(*SMALL, "--rollout-function-path", project / "own_rollout.py", "--eval-interval", 2),
-        *(
-            "--custom-rm-path",
-            f"{project}/own_rollout.py:reward",
-            "--eval-prompt-data",
-            "own_set",
-            workspace.data,
-        ),
-        *("--custom-convert-samples-to-train-data-path", f"{project}/own_rollout.py:convert"),
-        *("--loss-type", "custom_loss", "--custom-loss-function-path", f"{project}/train_hooks.py:loss"),
-    )
-    order = ["rollout", "convert", "loss"]
-    told = [name for i, name in enumerate(names(run)) if name != "loss" or names(run)[i - 1] != "loss"]
-    assert told == ["rollout", *order, *order, "rollout"]  # evaluated before and after
-    assert ["rollout", 0, True] in events(run) and run.series("eval/own_set") == [0.5, 0.5]
-    assert run.series("train/own") == [2.0, 2.0] and run.series("rollout/own") == [1.0, 1.0]
-
-
 def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(cluster, workspace, tmp_path):
     """examples/own_loop/loop.py against train.py with its reward as the hook, side by side."""
     loop = REPO / "examples" / "own_loop" / "loop.py"

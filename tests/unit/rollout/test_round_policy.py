@@ -5,7 +5,7 @@ from fake_engine import reply
 
 from slime.rollout.data_source import create_data_source
 from slime.rollout.ledger_check import check
-from slime.rollout.round_policy import RoundPolicy
+from slime.rollout.round_policy import RoundPolicy, create_policy
 from slime.rollout.sglang_rollout import generate_rollout
 
 DROPPING = "slime.rollout.round_policy.DropOldGroups"
@@ -112,3 +112,25 @@ def test_a_policy_that_ends_a_round_without_enough_groups_is_named(engine, make_
     engine.answer = lambda payload: 0.1 * row_of(payload)
     with pytest.raises(RuntimeError, match="StopsEarly ended the round with 1 of 4 groups"):
         generate_rollout(args, 0, create_data_source(args))
+
+
+@pytest.mark.parametrize(
+    "method, body, message",
+    [
+        ("is_over", "return {}['x']", r"(?s)--round-policy-path \S+:Mine raised KeyError: 'x'\n.*line 4, in is_over"),
+        (
+            "is_over",
+            "return None",
+            r"--round-policy-path \S+:Mine answered None to is_over; expected class \(args\) like",
+        ),
+        ("num_to_start", "return 'all'", "answered 'all' to num_to_start"),
+        ("leftover", "return 'keep'", "answered 'keep' to leftover"),
+    ],
+)
+def test_a_policy_that_fails_or_answers_oddly_is_named(make_args, tmp_path, method, body, message):
+    text = f"from slime.rollout.round_policy import RoundPolicy\nclass Mine(RoundPolicy):\n    def {method}(self, *_):\n        {body}\n"
+    (tmp_path / "mine.py").write_text(text)
+    policy = create_policy(make_args(round_policy_path=f"{tmp_path}/mine.py:Mine"))
+    assert policy.target == 2
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        getattr(policy, method)(0, False)
