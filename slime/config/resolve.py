@@ -280,6 +280,10 @@ def run_folder(run: Run) -> None:
             run.notes.append(f"{args.run_dir} exists: metrics of rounds that are done again replace the earlier ones")
     if args.use_tensorboard is None:
         args.use_tensorboard = not args.use_wandb
+    if args.num_data_workers and args.streaming_data:
+        run.notes.append(
+            f"--num-data-workers {args.num_data_workers} has no effect with --streaming-data: rows are read as needed"
+        )
     wandb_flags = sorted(dest for dest in run.given if dest.startswith("wandb_") and dest != "wandb_random_suffix")
     if wandb_flags and not args.use_wandb:
         flags = ", ".join(f"--{dest.replace('_', '-')}" for dest in wandb_flags)

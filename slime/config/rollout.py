@@ -69,7 +69,7 @@ DATA = section(
         F("--num-rollout", "rounds in total", "int", src="S", owner="slime"),
         F("--num-epoch", "passes over the data; used when --num-rollout is not given", "int", src="U", owner="slime"),
         F("--start-rollout-id", "first round; from the checkpoint, else 0", "int", src="U", owner="slime"),
-        F("--num-data-workers", "parallel workers that read and filter prompts", "int", 0, src="X"),
+        F("--num-data-workers", "processes that make prompts of rows (parse, chat template, token count); files of up to 256 rows and --streaming-data need none", "int", 0, src="X"),
         F("--streaming-data", "read the file lazily instead of holding all rows", action="true", default=False, src="X"),
     ],
 )

@@ -7,15 +7,16 @@ see `slime.rollout.data_source`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slime.utils.process_map import map_in_processes
 from slime.utils.processing_utils import encode_prompt, extract_media, place_media, render_chat
-from slime.utils.rows import read_rows
+from slime.utils.rows import Row, read_rows
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -153,12 +154,29 @@ def _render(tokenizer, messages: list[dict], tools: list | None, fmt: RowFormat,
 # ---- whole sets ----------------------------------------------------------------------------------------------------
 
 
-def iter_samples(path: str, fmt: RowFormat, tokenizer=None, processor=None) -> Iterator[Sample]:
-    """Samples of the rows of `path`, one by one, keys detected on the first row."""
-    for number, (location, row) in enumerate(read_rows(path)):
-        if number == 0:
-            fmt = fmt.detect_keys(row)
-        yield row_to_sample(row, location, fmt, tokenizer, processor)
+def iter_samples(path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> Iterator:
+    """Samples of the rows of `path` in order, None for one whose prompt is too long; keys are detected on the first row.
+
+    Args:
+        num_workers: processes that parse, render and count; 0 for none.
+    """
+    rows = read_rows(path)
+    first = next(rows, None)
+    if first is None:
+        return iter(())
+    shared = (fmt.detect_keys(first[1]), tokenizer, processor)
+    rows = itertools.chain([first], rows)
+    if num_workers > 0:
+        return map_in_processes(usable_sample, rows, shared, num_workers, "--num-data-workers")
+    return (usable_sample(row, *shared) for row in rows)
+
+
+def usable_sample(located_row: Row, fmt: RowFormat, tokenizer=None, processor=None) -> Sample | None:
+    """The sample of a (location, row), or None when its prompt is longer than the format's limit."""
+    location, row = located_row
+    sample = row_to_sample(row, location, fmt, tokenizer, processor)
+    limit = fmt.max_prompt_len
+    return sample if limit is None or prompt_token_count(sample, tokenizer, processor) <= limit else None
 
 
 class PromptSet:
@@ -168,9 +186,9 @@ class PromptSet:
     """
 
     def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> None:
-        samples = list(iter_samples(path, fmt, tokenizer, processor))
+        samples = list(iter_samples(path, fmt, tokenizer, processor, num_workers))
         num_rows = len(samples)
-        self.samples = _drop_long(samples, fmt, tokenizer, processor, num_workers)
+        self.samples = [sample for sample in samples if sample is not None]
         self.num_too_long = num_rows - len(self.samples)
         self._position = 0
         if self.num_too_long:
@@ -210,18 +228,3 @@ def prompt_token_count(sample: Sample, tokenizer, processor=None) -> int:
 
         return int(processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs))["input_ids"].shape[-1])
     return len(encode_prompt(tokenizer, text))
-
-
-def _drop_long(samples: list[Sample], fmt: RowFormat, tokenizer, processor, num_workers: int) -> list[Sample]:
-    if fmt.max_prompt_len is None or not samples:
-        return samples
-
-    def fits(sample: Sample) -> bool:
-        return prompt_token_count(sample, tokenizer, processor) <= fmt.max_prompt_len
-
-    if num_workers > 0:
-        with ThreadPoolExecutor(num_workers) as pool:
-            keep = list(pool.map(fits, samples, chunksize=64))
-    else:
-        keep = [fits(sample) for sample in samples]
-    return [sample for sample, kept in zip(samples, keep, strict=True) if kept]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from slime.utils.data import RowFormat, prompt_token_count, row_to_sample
+from slime.utils.data import RowFormat, usable_sample
 from slime.utils.rows import Mark, RowStream
 from slime.utils.types import Sample
 
@@ -56,8 +56,8 @@ class StreamingPrompts:
     def next(self) -> Sample | None:
         limit = self._format.max_prompt_len
         for location, row in self._stream:
-            sample = row_to_sample(row, location, self._format, self._tokenizer, self._processor)
-            if limit is None or prompt_token_count(sample, self._tokenizer, self._processor) <= limit:
+            sample = usable_sample((location, row), self._format, self._tokenizer, self._processor)
+            if sample is not None:
                 return sample
             self.num_too_long += 1
             if self.num_too_long <= NUM_LOGGED_DROPS:

@@ -14,6 +14,7 @@ import torch
 from slime.config import checkpoint_dirs
 from slime.observability.wandb_utils import is_wandb_available
 from tests.e2e.conftest import base_flags, finish, launch, processes_of
+from tests.e2e.test_hook_examples import missing, undocumented
 from tests.e2e.test_sync_loop import SMALL
 
 REWARDS = "tests.e2e.hooks."
@@ -46,6 +47,7 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
     run = train(
         *(*SMALL, "--num-rollout", 2, "--group-rm", "--custom-rm-path", REWARDS + "group_judge", "--rm-timeout", 1),
         *("--reward-key", "score", "--log-reward-category", "kind", "--log-passrate"),
+        *("--log-correct-samples", "--use-rollout-entropy", "--use-kl-loss", "--kl-loss-coef", 0.01, "--use-tis"),
         *("--save-debug-rollout-data", tmp_path / "dump_{rollout_id}.pt"),
         *(("--use-wandb", "--wandb-mode", "offline") if is_wandb_available() else ()),
     )
@@ -59,6 +61,7 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
     assert [s["reward"]["score"] for s in samples] == [0.0] * 8 + [0.0, 0.0, 0.25, 0.75] + [0.0, 1.0] * 2
     assert [s["status"] for s in samples].count("failed") == 10
     assert len(run.metrics("train/step")) == 2 and min(run.series("train/grad_norm")) > 0
+    assert (missing(run), undocumented(run)) == (set(), set())
     if is_wandb_available():
         (record,) = (run.directory / "wandb").glob("offline-run-*/run-*.wandb")
         assert b"rollout/reward_failed" in record.read_bytes()

@@ -15,6 +15,47 @@ SMALL = (
 ).split()
 
 
+STATS = ("mean", "median", "max", "min")
+#: what a run with --use-kl-loss, --use-tis and all --log- switches writes, whatever happens in it
+EVERY_ROUND = {
+    *(f"rollout/response_len/{stat}" for stat in STATS),
+    *(f"perf/{name}/{stat}" for name in ("request/e2e_latency", "decode/throughput") for stat in STATS),
+    *(
+        f"rollout/{name}"
+        for name in "raw_reward rewards truncated truncated_ratio repetition_frac reward_failed".split()
+    ),
+    *(
+        f"rollout/{name}"
+        for name in "response_lengths total_lengths log_probs rollout_log_probs advantages returns".split()
+    ),
+    *(f"rollout/{name}" for name in "prefix_cache_hit_rate avg_cached_tokens_per_sample ref_log_probs kl".split()),
+    *(f"perf/{name}" for name in "rollout_time tokens_per_gpu_per_sec effective_tokens_per_gpu_per_sec".split()),
+    *(f"perf/longest_{name}_tokens_per_sec" for name in ("sample", "effective_sample")),
+    *(
+        f"perf/{name}_time"
+        for name in "train_wait train step actor_train log_probs ref_log_probs update_weights".split()
+    ),
+    *("perf/wait_time_ratio", "perf/actor_train_tok_per_s", "perf/actor_train_tflops", "perf/request/count"),
+    *(f"passrate/pass@{k}" for k in (1, 2, 4)),
+    *("correct_entropy", *(f"correct_length/p{p}" for p in (25, 50, 75, 100))),
+}
+EVERY_STEP = {
+    *(f"train/{name}" for name in "loss pg_loss entropy_loss pg_clipfrac ppo_kl kl_loss ois tis tis_clipfrac".split()),
+    *(f"train/{name}" for name in "train_rollout_logprob_abs_diff grad_norm lr-pg_0 global_batch_size".split()),
+}
+
+
+def missing(run: Run) -> set[str]:
+    """Metrics of EVERY_ROUND and EVERY_STEP that some round or step of the run lacks."""
+    found = set()
+    for step_key, expected in (("rollout/step", EVERY_ROUND), ("train/step", EVERY_STEP)):
+        by_step: dict[int, set[str]] = {}
+        for line in run.metrics(step_key):
+            by_step.setdefault(line["step"], set()).update(line)
+        found |= set().union(*(expected - names for names in by_step.values())) if by_step else expected
+    return found
+
+
 def undocumented(run: Run) -> set[str]:
     """Metrics that the run wrote and docs/metrics.md does not name."""
     page = (REPO / "docs" / "metrics.md").read_text(encoding="utf-8")

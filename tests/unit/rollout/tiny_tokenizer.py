@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 CHATML = (
@@ -42,3 +43,16 @@ def build(folder: Path, template: str | None = CHATML, add_bos: bool = False) ->
     fast.chat_template = template
     fast.save_pretrained(folder)
     return str(folder)
+
+
+class PidTokenizer:
+    """Its template shows which process rendered; a token per letter."""
+
+    chat_template = "x"
+    bos_token_id = None
+
+    def apply_chat_template(self, messages, **options):
+        return f"{messages[0]['content']} {os.getpid()}"
+
+    def encode(self, text, add_special_tokens=False):
+        return list(text.split(" ")[0])

@@ -1,7 +1,8 @@
 import json
+import os
 
 import pytest
-from tiny_tokenizer import BOS_CHATML, CHATML, build
+from tiny_tokenizer import BOS_CHATML, CHATML, PidTokenizer, build
 
 from slime.utils.data import PromptSet, RowFormat, iter_samples, prompt_token_count
 from slime.utils.processing_utils import encode_prompt, load_tokenizer, place_media, render_chat
@@ -177,7 +178,6 @@ def test_fb_d01_length_filter_counts_tokens(tmp_path, write_rows, tokenizer):
     fmt = RowFormat(max_prompt_len=20)
     found = PromptSet(write_rows(rows), fmt, tokenizer)
     assert [len(sample.prompt) for sample in found.samples] == [40, 20] and found.num_too_long == 1
-    assert prompts(write_rows(rows), fmt, tokenizer=tokenizer, num_workers=2) == [s.prompt for s in found.samples]
 
 
 def test_message_lists_are_filtered_by_their_rendered_length(write_rows, tokenizer):
@@ -246,3 +246,21 @@ def test_fb_t12_no_bos_without_a_bos_token(tokenizer):
 def test_prompt_set_hands_out_the_next_ones(write_rows):
     found = PromptSet(write_rows(ROWS[:3]), RowFormat())
     assert [s.prompt for s in found.sample(2) + found.sample(2)] == ["p0", "p1", "p2", "p0"]
+
+
+def test_workers_make_prompts_in_other_processes_and_change_nothing_else(write_rows):
+    rows = [{"input": "x" * (1 + i % 7), "label": i} for i in range(700)]
+    fmt = RowFormat(label_key="label", apply_chat_template=True, max_prompt_len=5)
+    path = write_rows(rows)
+    alone = PromptSet(path, fmt, PidTokenizer())
+    shared = PromptSet(path, fmt, PidTokenizer(), num_workers=2)
+    assert {int(s.prompt.split()[1]) for s in alone.samples} == {os.getpid()}
+    pids = {int(s.prompt.split()[1]) for s in shared.samples}
+    assert os.getpid() not in pids and 1 <= len(pids) <= 2
+    assert [(s.prompt.split()[0], s.label) for s in shared.samples] == [
+        (s.prompt.split()[0], s.label) for s in alone.samples
+    ]
+    assert shared.num_too_long == alone.num_too_long == 200
+    rows[600] = {"input": 3}
+    with pytest.raises(ValueError, match=":601: "):
+        PromptSet(write_rows(rows), fmt, PidTokenizer(), num_workers=2)
