@@ -14,13 +14,14 @@ import enum
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
 METRICS_FILE = "metrics.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
 CONFIG_FILE = "config.yaml"
-SECRETS = ("wandb_key",)
+SECRET = re.compile(r"wandb_key|.*api_key|.*password")
 
 
 class Tracker:
@@ -101,7 +102,7 @@ def view_step(args, step_key: str, step: int) -> int:
 
 def plain_config(args) -> dict:
     """Return every attribute of `args`, derived ones too, in YAML's own types; keys of accounts are left out."""
-    return {name: _as_plain(value) for name, value in sorted(vars(args).items()) if name not in SECRETS}
+    return {name: _as_plain(value) for name, value in sorted(vars(args).items()) if not SECRET.fullmatch(name)}
 
 
 def dump_config(args, path: Path) -> None:

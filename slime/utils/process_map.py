@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # not the built-in one before Python 3.11
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -67,5 +68,5 @@ def _result(future: Future, flag: str) -> list:
         return future.result(CHUNK_DEADLINE_S)
     except BrokenProcessPool as error:
         raise RuntimeError(f"{flag}: a worker process ended; was it short of memory?") from error
-    except TimeoutError as error:
+    except FutureTimeout as error:
         raise RuntimeError(f"{flag}: {CHUNK_ITEMS} rows took a worker longer than {CHUNK_DEADLINE_S:.0f} s") from error

@@ -93,13 +93,19 @@ def test_closing_twice_is_allowed(tmp_path):
 
 def test_the_resolved_configuration_is_readable_yaml(tmp_path):
     args = make_args(
-        tmp_path, eval_datasets=[_Dataset("aime", "/x")], hook=print, betas=(0.9, 0.98), lr=1e-6, none=None
+        tmp_path,
+        sglang_api_key="s3cr3t",
+        eval_datasets=[_Dataset("aime", "/x")],
+        hook=print,
+        betas=(0.9, 0.98),
+        lr=1e-6,
+        none=None,
     )
     Tracker(args).close()
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["eval_datasets"] == [{"name": "aime", "path": "/x"}]
     assert (config["betas"], config["lr"], config["none"]) == ([0.9, 0.98], 1e-6, None)
-    assert isinstance(config["hook"], str)
+    assert isinstance(config["hook"], str) and "s3cr3t" not in str(config)
 
 
 def test_scalars_arrive_in_the_run_directory_for_tensorboard(tmp_path):
