@@ -232,6 +232,6 @@ def test_language_of_a_few_words(code, text):
 def test_long_answers_cost_each_check_a_time_in_proportion(piece):
     text = piece * (100_000 // len(piece)) + "x"
     for name, (arguments, _, _) in CASES.items():
-        started = time.perf_counter()
+        started = time.process_time()
         follows(text, name, arguments)
-        assert time.perf_counter() - started < 3.0, name
+        assert time.process_time() - started < 3.0, name
