@@ -298,7 +298,9 @@ def _files(args, given) -> Problems:
         for hook in value if isinstance(value, list) else [value]:
             parts = split_file_hook(hook)
             if parts and not os.path.isfile(parts[0]):
-                yield f"{flag.name} {hook}: no such file"
+                folder, name = os.path.split(parts[0])
+                near = difflib.get_close_matches(name, os.listdir(folder) if os.path.isdir(folder) else (), n=1)
+                yield f"{flag.name} {hook}: no such file" + (f" (did you mean {near[0]}?)" if near else "")
             elif parts is None and "." not in hook:
                 yield f"{flag.name} {hook}: expected package.module.attribute, file.py or file.py:attribute"
 

@@ -92,7 +92,7 @@ def _flag(option: str | None) -> str:
 
 
 def _search_path_text() -> str:
-    return f"searched working folder {os.getcwd()}, sys.path {[p for p in sys.path if p]}"
+    return f"searched working folder {os.getcwd()}, sys.path {list(dict.fromkeys(p for p in sys.path if p))}"
 
 
 def _add_to_search_path(folder: str) -> None:
@@ -272,6 +272,8 @@ def _python_files(folder: str) -> list[str]:
 
 
 def _modules_below(package: str) -> list[str]:
-    """Names of the modules of a package that is loaded, or of the top level."""
-    folders = getattr(sys.modules.get(package), "__path__", None) if package else [os.getcwd(), *sys.path]
+    """Names of the modules of a package that is loaded, or of the user's own ones at the top level."""
+    libraries = ("site-packages", os.path.dirname(os.__file__))
+    own = [folder for folder in sys.path if folder and not any(library in folder for library in libraries)]
+    folders = getattr(sys.modules.get(package), "__path__", None) if package else [os.getcwd(), *own]
     return [module.name for module in pkgutil.iter_modules(folders or [])]

@@ -208,3 +208,11 @@ class TestUnbuilt:
             path.write_text("use_fault_tolerance: true\n")
             with pytest.raises(UserError, match="--use-fault-tolerance: restarting dead engines"):
                 parse(flag, str(path))
+
+
+def test_a_misspelt_hook_file_is_suggested(tmp_path, parse):
+    (tmp_path / "my_reward.py").write_text("")
+    with pytest.raises(
+        ValueError, match=r"--custom-rm-path .*my_rewrad.py:f: no such file \(did you mean my_reward.py\?\)"
+    ):
+        parse("--custom-rm-path", f"{tmp_path}/my_rewrad.py:f")

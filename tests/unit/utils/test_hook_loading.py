@@ -35,6 +35,8 @@ def test_misspelt_files_modules_and_names_are_suggested(folder):
         "my_rewards.py:score"
     )
     assert "(did you mean my_reward?)" in refused("my_rewrd.score")
+    (folder / "bad.py").write_text("")
+    assert "(did you mean bad?)" in refused("bda.score")  # and not Python's own bdb
     assert "(did you mean judges?)" in refused("pack.judge.strict")
     assert "(did you mean score?); it defines ['score']" in refused("my_reward.py:scores", AttributeError)
     assert "sys.path" in refused("nothing_like_it.f")
