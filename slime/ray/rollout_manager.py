@@ -133,7 +133,7 @@ class RolloutManager:
             "num_rollout": num_rollout,
             "num_rollout_per_epoch": per_epoch,
             "engine_urls": urls,
-            "routers": args.sglang_model_routers,
+            "routers": args.sglang_model_routers if self._server else {},
             "notes": self._notes,
         }
 
