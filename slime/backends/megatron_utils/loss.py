@@ -120,8 +120,7 @@ def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reduc
     """Weigh token losses by train/rollout ratios, or only measure them; returns (token losses, new masks or None)."""
     if not (args.use_tis or args.get_mismatch_metrics):
         return pg_tokens, None
-    if "rollout_log_probs" not in data:
-        raise ValueError("--use-tis and --get-mismatch-metrics need rollout_log_probs, which the rollout data lacks")
+    _check_has_rollout_log_probs(data)
     metrics["ois"] = reducer(torch.exp(-ppo_kl))
     train_rows = batch.column(data, "log_probs") if "log_probs" in data else [row.detach() for row in rows]
     rollout_rows = batch.column(data, "rollout_log_probs")
@@ -146,6 +145,11 @@ def _correct_mismatch(args, batch, data, pg_tokens, ppo_kl, rows, metrics, reduc
     return (corrected, masks) if args.use_tis else (pg_tokens, None)
 
 
+def _check_has_rollout_log_probs(data: dict) -> None:
+    if "rollout_log_probs" not in data:
+        raise ValueError("--use-tis and --get-mismatch-metrics need rollout_log_probs, which the rollout data lacks")
+
+
 def step_sums_function(args):
     """Return what the TIS function wants summed over each optimizer step (`off_policy_hooks`), or None."""
     if args.custom_tis_function_path is None or not (args.use_tis or args.get_mismatch_metrics):
@@ -162,6 +166,7 @@ def add_step_sums(args, batches: list[MicroBatch], data: dict) -> None:
     function = step_sums_function(args)
     if function is None:
         return
+    _check_has_rollout_log_probs(data)
     columns = [
         [row for batch in batches for row in batch.column(data, name)]
         for name in ("log_probs", "rollout_log_probs", "loss_masks")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from slime.backends.megatron_utils.loss import add_step_sums
 from slime.utils.tiny_model import make_tiny_model
 from tests.unit.megatron.megatron_helpers import make_shard
 from tests.unit.megatron.test_gradients import CUTS, LENGTHS, RESPONSES, actor_for, assert_same, gradient, shard_of
@@ -46,6 +49,17 @@ def test_kl_of_a_round_is_reported_although_no_pass_was_made_for_it(model_dir):
     assert abs(results[1]["steps"][1]["train/kl_loss"]) > 1e-5
     for i, result in enumerate(results):
         assert result["rollout"]["rollout/kl"] == pytest.approx(result["steps"][i]["train/kl_loss"], abs=1e-6)
+
+
+def test_batch_normalised_corrections_name_the_missing_rollout_log_probs():
+    args = SimpleNamespace(
+        custom_tis_function_path="slime.algorithms.off_policy_hooks.mis_function",
+        use_tis=True,
+        get_mismatch_metrics=False,
+        tis_batch_normalize=True,
+    )
+    with pytest.raises(ValueError, match="--use-tis .* need rollout_log_probs"):
+        add_step_sums(args, [], {"log_probs": [], "loss_masks": []})
 
 
 class TestShippedCorrections:
