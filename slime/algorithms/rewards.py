@@ -32,7 +32,7 @@ def normalize_group_rewards(
     Args:
         rewards: one number per sample.
         group_ids: the prompt of each sample.
-        rollout_ids: the trajectory of each sample; samples of one trajectory must have equal rewards and count once.
+        rollout_ids: the trajectory of each sample; samples of one trajectory must have equal rewards (up to rounding) and count once.
             None: every sample is its own trajectory.
         std_norm: divide by (unbiased std + 1e-6).
         leave_one_out: subtract the mean of the *other* rollouts (RLOO) instead of the mean of all.
@@ -49,7 +49,7 @@ def normalize_group_rewards(
     rows = list(zip(group_ids, rollout_ids, strict=True))
     for row, (group, rollout) in enumerate(rows):
         first = groups[group].setdefault(rollout, row)
-        if float(rewards[first]) != float(rewards[row]):
+        if abs(float(rewards[first]) - float(rewards[row])) > STD_FLOOR:
             raise ValueError(
                 f"rows {first} and {row} belong to the same rollout {rollout!r} of group {group!r} but have rewards "
                 f"{rewards[first]} and {rewards[row]}; give all samples of one rollout the same reward, or use "

@@ -12,6 +12,7 @@ Example: two samples of one prompt with rewards 1 and 0 and no std normalisation
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,12 +128,15 @@ def _scalar_reward(args, sample: Sample) -> float:
             f"sample {sample.index} (group {sample.group_index}) has no reward; every sample to train needs one"
         )
     try:
-        return float(sample.get_reward_value(args))
+        reward = float(sample.get_reward_value(args))
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
             f"sample {sample.index} (group {sample.group_index}): reward {sample.reward!r} gives no number with "
             f"--reward-key {args.reward_key!r}; set --reward-key to one of its keys"
         ) from error
+    if not math.isfinite(reward):
+        raise ValueError(f"sample {sample.index} (group {sample.group_index}): the reward is {reward}")
+    return reward
 
 
 def _group_ids(args, samples: list[Sample]) -> list[int]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime.algorithms.passk import pass_at_k
+from slime.algorithms.rewards import STD_FLOOR
 from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean
 from slime.observability.request_metrics import request_metrics
 from slime.utils.meta_info import flat_list
@@ -119,12 +120,15 @@ def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
 
 
 def _zero_std(reward_key: str | None, samples: Sequence[Sample]) -> dict[str, float]:
-    """Count the groups whose rewards are all equal, by that reward rounded to one digit."""
+    """Count the groups whose rewards are all equal, but for rounding, by that reward rounded to one digit.
+
+    As in the normalisation, a sample without a verdict says nothing about its group.
+    """
     counts: Counter[str] = Counter()
     for group in _by_group(samples).values():
-        rewards = {_number(s.reward, reward_key) for s in group} - {None}
-        if len(rewards) == 1:
-            counts[f"zero_std/count_{round(rewards.pop(), 1) + 0.0}"] += 1
+        rewards = {_number(s.reward, reward_key) for s in group if s.has_verdict} - {None}
+        if rewards and max(rewards) - min(rewards) <= STD_FLOOR:
+            counts[f"zero_std/count_{round(min(rewards), 1) + 0.0}"] += 1
     return dict(counts)
 
 

@@ -34,7 +34,14 @@ class RewardAborted(Exception):
 
 
 async def score_samples(args, samples: list[Sample], evaluation: bool = False) -> None:
-    """Set the reward of every sample that has none, in one batch call where the hook asks for batches."""
+    """Set the reward of every sample that has none, in one batch call where the hook asks for batches.
+
+    A reward that a generate function has set is taken, unless it is no number.
+    """
+    for sample in samples:
+        problem = None if sample.reward is None else _reward_problem(args, sample.reward, evaluation)
+        if problem is not None:
+            mark_reward_failed(args, [sample], problem, evaluation)
     unscored = [sample for sample in samples if sample.reward is None]
     if not unscored:
         return

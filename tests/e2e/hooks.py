@@ -57,3 +57,17 @@ async def long_tailed(args, sample, sampling_params):
     share = random.Random(sample.index).random() ** 4
     length = max(1, int(share * sampling_params["max_new_tokens"]))
     return await generate(args, sample, {**sampling_params, "max_new_tokens": length, "ignore_eos": True})
+
+
+async def fan_out(args, sample, sampling_params):
+    """One to three parts per execution; their rewards are equal but for rounding."""
+    from slime.rollout.sglang_rollout import generate
+
+    parts = []
+    for number in range(1 + sample.index % 3):
+        part = sample.duplicate()
+        part.rollout_id = sample.index
+        part = await generate(args, part, {**sampling_params, "max_new_tokens": 2 + number})
+        part.reward = (0.1 + 0.2 if number % 2 else 0.3) + sample.index % 2
+        parts.append(part)
+    return parts

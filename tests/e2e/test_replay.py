@@ -60,3 +60,33 @@ def test_rounds_of_a_rollout_only_run_answer_what_another_loss_would_do(train, t
         run = train(*SMALL, "--num-rollout", 1, "--load-debug-rollout-data", dump, *flags, name=name)
         losses[name] = run.series("train/grad_norm")[0]
     assert losses["mean"] != losses["what_if"] and min(losses.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--lora-rank", 4, "--use-kl-loss", "--kl-loss-coef", 0.01),
+        ("--advantage-estimator", "ppo", "--kl-coef", 0.01),
+        ("--custom-generate-function-path", "tests.e2e.hooks.fan_out", "--calculate-per-token-loss"),
+    ],
+    ids=["lora", "ppo", "fan_out"],
+)
+def test_replay_reproduces_adapters_critics_and_split_executions(train, tmp_path, flags):
+    common = (*SMALL, "--num-rollout", 2, "--save-interval", 1, *flags)
+    hf = str(tmp_path / "hf" / "NAME" / "{rollout_id}")
+    dump = tmp_path / "dump" / "rollout_data" / "{rollout_id}.pt"
+    recorded = train(
+        *common, "--dump-details", tmp_path / "dump", "--save-hf", hf.replace("NAME", "recorded"), name="recorded"
+    )
+    replayed = train(
+        *common, "--load-debug-rollout-data", dump, "--save-hf", hf.replace("NAME", "replayed"), name="replayed"
+    )
+    for metric in ("train/loss", "train/grad_norm", "rollout/advantages", "train/critic-value_loss"):
+        assert recorded.series(metric) == replayed.series(metric), metric
+    assert len(recorded.series("train/grad_norm")) == 2
+    for rollout_id in (0, 1):
+        recorded_weights, replayed_weights = (
+            weights(tmp_path / "hf" / n, rollout_id) for n in ("recorded", "replayed")
+        )
+        assert recorded_weights == replayed_weights

@@ -192,6 +192,20 @@ def test_fan_out_of_uneven_groups_is_counted_once_per_rollout():
     assert scaled[:4] == pytest.approx([0.7071] * 3 + [-0.7071], abs=1e-3)  # the std of [1, 0], not of four rows
 
 
+def test_rounding_is_no_difference_between_parts_or_samples():
+    parts = [(10, 0.3), (10, 0.1 + 0.2), (11, 0.3), (12, 0.1 + 0.2)]
+    samples = [make_sample(i, reward=reward, rollout_id=execution) for i, (execution, reward) in enumerate(parts)]
+    assert rewards_of(samples, grpo_std_normalization=True) == [0.0] * 4
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "ppo"])
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_names_its_sample(reward, estimator):
+    samples = [make_sample(0), make_sample(1, reward=reward)]
+    with pytest.raises(ValueError, match="sample 1 .*the reward is (nan|inf)"):
+        convert_samples_to_train_data(make_args(advantage_estimator=estimator), samples)
+
+
 @pytest.mark.parametrize("value", [0.9, 0.1, 1 / 3, 1e9 + 0.1])
 def test_equal_rewards_give_exactly_zero_in_every_group(value):
     samples = [make_sample(i, group=i % 3, reward=value) for i in range(24)]

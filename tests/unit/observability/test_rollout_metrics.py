@@ -64,6 +64,17 @@ def test_equal_rewards_of_a_group_are_counted_by_value():
     }
 
 
+def test_neither_rounding_nor_a_failed_reward_is_a_difference():
+    failed = {"reward_error": "TimeoutError"}
+    samples = [make_sample(r, group_index=0) for r in (0.3, 0.1 + 0.2)]
+    samples += [make_sample(1.0, group_index=1), make_sample(0.0, group_index=1, metadata=failed)]
+    metrics = compute_rollout_metrics(make_args(), samples, 1.0)
+    assert with_prefix(metrics, "rollout/zero_std") == {
+        "rollout/zero_std/count_0.3": 1,
+        "rollout/zero_std/count_1.0": 1,
+    }
+
+
 def test_ppo_has_no_zero_std_counts():
     samples = [make_sample(1.0, group_index=0), make_sample(1.0, group_index=0)]
     metrics = compute_rollout_metrics(make_args(advantage_estimator="ppo"), samples, 1.0)

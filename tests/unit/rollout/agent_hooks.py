@@ -133,3 +133,9 @@ def plain(args, sample, sampling_params):
     """Not async, and it blocks until the other sample of the group is here as well."""
     _together.wait(10)
     return run(generate(args, sample, sampling_params))
+
+
+async def scores_itself(args, sample, sampling_params):
+    sample = await generate(args, sample, sampling_params)
+    sample.reward = [float("nan"), 0.25][sample.index % 2]
+    return sample

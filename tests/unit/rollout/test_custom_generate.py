@@ -206,3 +206,11 @@ def test_results_in_another_order_keep_their_own_calls(engine, chat_args):
 
 def test_plain_functions_generate_side_by_side(engine, chat_args):
     assert [sample.response for sample in one_group(chat_args("plain"))] == ["abc", "abc"]
+
+
+def test_a_reward_of_the_generate_function_that_is_no_number_counts_as_failed(engine, make_args):
+    args = make_args(engine, custom_generate_function_path="agent_hooks.scores_itself")
+    output = generate_rollout(args, 0, create_data_source(args))
+    rewards = [(sample.reward, sample.status, sample.remove_sample) for group in output.samples for sample in group]
+    assert rewards == [(0.0, Sample.Status.FAILED, True), (0.25, Sample.Status.COMPLETED, False)] * 2
+    assert output.metrics["rollout/reward_failed"] == 2
