@@ -7,6 +7,7 @@ the span. Knows the wire forms of SGLang (lists, base64 of little-endian int32, 
 from __future__ import annotations
 
 import base64
+import reprlib
 from typing import Any
 
 TOP_P_KEYS = (("top_p_token_ids", "top_p_token_offsets"), ("top_p_kept_token_ids", "top_p_kept_token_offsets"))
@@ -102,9 +103,20 @@ def _top_p_arrays(sample, num_tokens: int, meta_info: dict):
     ids, offsets = int32_tensor(ids), int32_tensor(offsets)
     if len(offsets) != num_tokens + 1:
         raise ValueError(f"{where}: {len(offsets)} offsets for {num_tokens} new tokens, expected {num_tokens + 1}")
-    if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids):
-        raise ValueError(f"{where}: offsets run {int(offsets[0])}..{int(offsets[-1])}, expected 0..{len(ids)}")
+    _check_offsets(where, offsets, len(ids))
     return ids, offsets
+
+
+def _check_offsets(where: str, offsets, num_ids: int) -> None:
+    """The offsets cut `num_ids` kept ids into one piece per token.
+
+    Raises: ValueError otherwise.
+    """
+    offsets = [int(offset) for offset in offsets]
+    if offsets[0] != 0 or offsets[-1] != num_ids or offsets != sorted(offsets):
+        raise ValueError(
+            f"{where}: offsets must rise from 0 to the number of kept ids, {num_ids}, not {reprlib.repr(offsets)}"
+        )
 
 
 def check_top_p(sample) -> None:
@@ -116,8 +128,7 @@ def check_top_p(sample) -> None:
     if offsets is None:
         return
     check_span(sample.index, "rollout_top_p_token_offsets", len(offsets) - 1, sample.response_length)
-    if int(offsets[-1]) != len(ids):
-        raise ValueError(f"sample {sample.index}: last top-p offset {int(offsets[-1])}, but {len(ids)} kept ids")
+    _check_offsets(f"sample {sample.index}: top-p replay data", offsets, len(ids))
 
 
 # ---- routing replay ------------------------------------------------------------------------------------------------

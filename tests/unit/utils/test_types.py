@@ -153,12 +153,18 @@ def test_top_p_offsets_are_shifted_behind_the_old_ones():
     [
         ({"top_p_token_ids": [1]}, "both"),
         ({"top_p_token_ids": [1], "top_p_token_offsets": [0, 1, 1]}, "3 offsets for 1"),
-        ({"top_p_token_ids": [1], "top_p_token_offsets": [1, 1]}, "expected 0..1"),
+        ({"top_p_token_ids": [1], "top_p_token_offsets": [1, 1]}, "from 0 to the number of kept ids, 1"),
     ],
 )
 def test_broken_top_p_data_is_named(info, message):
     with pytest.raises(ValueError, match=message):
         started().append_response_tokens(ARGS, tokens=[3], log_probs=[0.0], meta_info=info)
+
+
+def test_top_p_offsets_that_fall_are_named():
+    falling = {"top_p_token_ids": [1, 5, 7], "top_p_token_offsets": [0, 3, 1, 3]}
+    with pytest.raises(ValueError, match="sample .*must rise from 0"):
+        started().append_response_tokens(ARGS, tokens=[3, 4, 5], log_probs=[0.0] * 3, meta_info=falling)
 
 
 def test_routed_experts_replace_and_continue():
