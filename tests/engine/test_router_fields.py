@@ -61,6 +61,7 @@ def test_the_fields_of_replays_reach_the_engine_through_our_router_only(engine, 
     args = SimpleNamespace(
         run_dir=str(tmp_path), router_given={}, router_policy="round_robin", router_log_level="warn",
         sglang_router_request_timeout_secs=30, use_rollout_routing_replay=replays, rollout_top_p=top_p,
+        multimodal_keys=None, eval_datasets=[],
     )  # fmt: skip
     router = Router(args, "127.0.0.1")
     try:
