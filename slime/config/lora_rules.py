@@ -143,11 +143,12 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         )
     if (
         args.lora_sync == "adapter"
+        and args.rollout_engine == "sglang"
         and has_experts(args)
         and set(args.target_modules) & {"gate_proj", "up_proj", "down_proj"}
     ):
         yield (
-            f"--lora-sync adapter with --target-modules {' '.join(args.target_modules)}: engines here add no adapters to experts; "
+            f"--lora-sync adapter with --target-modules {' '.join(args.target_modules)}: SGLang is not known to add adapters to experts; "
             "leave gate_proj, up_proj and down_proj out, or use --lora-sync merged"
         )
     if len(args.lora_adapters) > 1:

@@ -9,6 +9,7 @@ and is dropped when the last of its own has ended. Shapes: N tokens, R stacked r
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,13 +22,17 @@ from slime.utils.checksum import tensor_checksum
 
 #: Stored matrices to which adapters can add, by the last part of their key.
 TARGETS = ("qkv", "o", "gate_up", "down")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 TENSOR_PATH = "__tensor__"
 """Path of an adapter that came as tensors, in SGLang's words."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """factors: key of a stored matrix -> (A [R, in], B [out, R]). number: above 0, never used twice."""
+    """factors: key of a matrix -> (A [R, in], B [out, R]). number: above 0, never used twice.
+
+    A key is that of a stored matrix, with `:3` behind it for the part of expert 3.
+    """
 
     name: str
     path: str
@@ -41,6 +46,11 @@ class AdapterStore:
 
     def __init__(self, weights: Weights):
         self._weights = weights
+        self._rows: dict[str, tuple[int, int]] = {}  # key of a matrix -> its rows in the stored one
+        for name, at in weights.layout.items():
+            key = _key(name, at.stored)
+            start, end = self._rows.get(key, (at.start, at.end))
+            self._rows[key] = (min(start, at.start), max(end, at.end))
         self._loaded: dict[str, Adapter] = {}
         self._retired: dict[str, Adapter] = {}  # no new requests; the waiting ones may still start
         self._gone: set[str] = set()  # names of dropped ones
@@ -116,9 +126,9 @@ class AdapterStore:
             self._gone.add(name)
 
     def _check(self, name: str, module: str, a: torch.Tensor, b: torch.Tensor, rank: int) -> str:
-        """Return the key of the stored matrix that holds a module."""
+        """Return the key of the matrix that holds a module."""
         location = self._weights.layout.get(f"{module}.weight")
-        if location is None or ".experts." in module or location.stored.rpartition(".")[2] not in TARGETS:
+        if location is None or location.stored.rpartition(".")[2] not in TARGETS:
             raise ValueError(f"adapter {name}: the served model has no linear layer {module!r} for it")
         out, width = location.shape
         if tuple(a.shape) != (rank, width) or tuple(b.shape) != (out, rank):
@@ -126,19 +136,24 @@ class AdapterStore:
                 f"adapter {name}: factors of {module!r} have shapes {list(a.shape)} and {list(b.shape)}, expected "
                 f"{[rank, width]} and {[out, rank]}"
             )
-        return location.stored
+        return _key(module, location.stored)
 
     def _fuse(self, key: str, parts: dict, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
         weights = self._weights
-        rows = max(at.end for at in weights.layout.values() if at.stored == key)
+        first, end = self._rows[key]
         a = torch.cat([pair[0] for pair in parts.values()])
-        b = torch.zeros(rows, a.shape[0])
+        b = torch.zeros(end - first, a.shape[0])
         start = 0
         for module, (_, factor) in parts.items():
             at = weights.layout[f"{module}.weight"]
-            b[at.start : at.end, start : start + factor.shape[1]] = factor.float() * scaling
+            b[at.start - first : at.end - first, start : start + factor.shape[1]] = factor.float() * scaling
             start += factor.shape[1]
         return tuple(x.to(weights.device, weights.compute_dtype, copy=True) for x in (a, b))
+
+
+def _key(name: str, stored: str) -> str:
+    expert = _EXPERT.search(name)
+    return stored if expert is None else f"{stored}:{expert[1]}"
 
 
 class TokenAdapters:
@@ -157,6 +172,15 @@ class TokenAdapters:
                 out = out.addmm_(F.linear(x, a), b.t())
             else:
                 out.index_add_(0, at, F.linear(F.linear(x[at], a), b))
+        return out
+
+    def add_to_some(self, key: str, x: torch.Tensor, out: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The same where x [n, in] and out [n, rows] are of the pass's tokens at positions `tokens` [n] only."""
+        for adapter, at in self._parts:
+            if key in adapter.factors:
+                a, b = adapter.factors[key]
+                mine = slice(None) if at is None else torch.isin(tokens, at).nonzero().squeeze(1)
+                out[mine] += F.linear(F.linear(x[mine], a), b)
         return out
 
 

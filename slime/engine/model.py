@@ -162,7 +162,7 @@ class Model:
             out = attend(i, q, k, v).reshape(tokens, -1)
             x = x + self._linear(out, f"{i}.o", lora)
             h = self._norm(x, stored[f"{i}.norm2"])
-            x = x + (self._experts(i, h, chosen) if config.has_experts(i) else self._mlp(i, h, chosen, lora))
+            x = x + (self._experts(i, h, chosen, lora) if config.has_experts(i) else self._mlp(i, h, chosen, lora))
         kept = None if self.cache.experts is None else self._stacked(chosen, tokens)
         return self._norm(x, stored["norm"]), kept
 
@@ -171,12 +171,14 @@ class Model:
         gate, up = self._linear(h, f"{layer}.gate_up", lora).chunk(2, -1)
         return self._linear(F.silu(gate) * up, f"{layer}.down", lora)
 
-    def _experts(self, layer: int, h: torch.Tensor, chosen: list) -> torch.Tensor:
+    def _experts(self, layer: int, h: torch.Tensor, chosen: list, lora: TokenAdapters | None) -> torch.Tensor:
         stored, sizes = self.weights.computed, self.config.experts
         weights, ids = experts.route(h, stored[f"{layer}.router"], sizes.per_token, sizes.normalised)
         chosen.append(ids)
         gate_up = stored[f"{layer}.gate_up"].view(sizes.count, 2 * sizes.width, -1)
-        return experts.mix(h, weights, ids, gate_up, stored[f"{layer}.down"].view(sizes.count, -1, sizes.width))
+        down = stored[f"{layer}.down"].view(sizes.count, -1, sizes.width)
+        adapt = None if lora is None else lambda matrix, *rest: lora.add_to_some(f"{layer}.{matrix}", *rest)
+        return experts.mix(h, weights, ids, gate_up, down, adapt)
 
     def _stacked(self, chosen: list[torch.Tensor | None], tokens: int) -> torch.Tensor:
         """Return [T, layers, K]; zeros for layers without experts, as SGLang has it."""

@@ -7,6 +7,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
+from slime.utils.tiny_model import Experts, make_tiny_model
 from tests.e2e.conftest import write_rows
 
 SMALL = (
@@ -31,6 +32,19 @@ def test_adapter_only_sync_keeps_trainer_and_engine_together(train, tmp_path):
     assert any(bool(tensor.any()) for name, tensor in tensors.items() if "lora_B" in name)
     sent = first.series("perf/update_weights_wire_bytes")
     assert set(sent) == {sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())}
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_are_served_as_they_are_trained(train, tmp_path):
+    model = make_tiny_model(tmp_path / "model", arch="qwen3_moe", experts=Experts(count=8, dense_layers=(0,)))
+    run = train(
+        *(*SMALL, "--hf-checkpoint", model, "--num-rollout", 3, "--save", tmp_path / "save"),
+        *("--target-modules", "q_proj", "gate_proj", "up_proj", "down_proj", "--use-rollout-routing-replay"),
+    )
+    gaps, kl = run.series("train/train_rollout_logprob_abs_diff"), run.series("train/kl_loss")
+    assert len(gaps) == 3 and max(gaps) < 1e-4 and kl[-1] > 1e-4
+    tensors = load_file(tmp_path / "save" / "iter_0000002" / "adapters" / "actor" / "adapter_model.safetensors")
+    assert any(bool(tensor.any()) for name, tensor in tensors.items() if ".experts.5." in name and "lora_B" in name)
 
 
 @pytest.mark.slow
