@@ -120,7 +120,10 @@ CASES = {
     "format:title_case": ({}, ["The Lord of the Rings"], ["the Lord of the Rings", "The Lord of the rings"]),
     "format:output_template": (
         {}, ["My Answer: a My Conclusion: b Future Outlook: c"],
-        ["My Answer: a Future Outlook: c", "Sure. My Answer: a My Conclusion: b Future Outlook: c"],
+        [
+            "My Answer: a Future Outlook: c", "Sure. My Answer: a My Conclusion: b Future Outlook: c",
+            "My Answer: a My Conclusion: b Future Outlook: ", "My Answer: a My Conclusion: Future Outlook: c",
+        ],
     ),
     "format:no_whitespace": ({}, ["nowhitespace"], ["white space", "line\nbreak"]),
     "repeat:repeat_change": (
@@ -235,3 +238,9 @@ def test_long_answers_cost_each_check_a_time_in_proportion(piece):
         started = time.process_time()
         follows(text, name, arguments)
         assert time.process_time() - started < 3.0, name
+
+
+def test_a_template_whose_headings_come_again_costs_a_time_in_proportion():
+    started = time.process_time()
+    assert not follows("My Answer: a " + "My Conclusion: b " * 8000, "format:output_template", {})
+    assert time.process_time() - started < 1.0

@@ -144,8 +144,11 @@ def title_case(text: str, kw: dict) -> bool:
 
 
 def output_template(text: str, kw: dict) -> bool:
-    pattern = r"\s*My Answer:\s*\S[\s\S]*?My Conclusion:\s*\S[\s\S]*?Future Outlook:\s*\S"
-    return re.match(pattern, text) is not None
+    answer, _, rest = text.partition("My Conclusion:")
+    conclusion, _, outlook = rest.partition("Future Outlook:")
+    answer = answer.strip()
+    parts = (answer.removeprefix("My Answer:"), conclusion, outlook)
+    return answer.startswith("My Answer:") and all(part.strip() for part in parts)
 
 
 def no_whitespace(text: str, kw: dict) -> bool:
