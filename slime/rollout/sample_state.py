@@ -42,8 +42,11 @@ def encode_group(group: Any, dataset: Any = None) -> Any:
         return [encode_group(item, dataset) for item in group]
     data = group.to_dict()
     row = data.get("data_row")
-    if row is not None and dataset is not None and same(group.multimodal_inputs, dataset[row].multimodal_inputs):
-        data["multimodal_inputs"] = None
+    if row is not None and dataset is not None:
+        if same(group.multimodal_inputs, dataset[row].multimodal_inputs):
+            data["multimodal_inputs"] = None
+        elif group.multimodal_inputs is None:  # taken away: None would bring them back
+            data["multimodal_inputs"] = {}
     return to_plain(data, exact=True)
 
 

@@ -1,8 +1,8 @@
 """Values of samples as plain data for files, and back.
 
 Invariant: `to_plain` gives None, bool, int, float, str, bytes, tensors and containers of them, so that it loads with
-`torch.load(weights_only=True)`. Images come back as they were, pixel by pixel, and arrays do when asked for; anything else that has
-no plain form becomes its text. Does not know samples or files.
+`torch.load(weights_only=True)`. Images come back as they were, pixel by pixel, and arrays do when asked for; buffers of bytes become
+bytes, anything else that has no plain form becomes its text. Does not know samples or files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _IMAGE, _ARRAY = "slime_image", "slime_array"
-_PNG_MODES = ("1", "L", "LA", "RGB", "RGBA", "I;16")
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def to_plain(value: Any, exact: bool = False) -> Any:
@@ -52,15 +52,17 @@ def _from_library(value: Any, exact: bool) -> Any:
     if isinstance(value, np.ndarray):
         return to_plain(value.tolist(), exact)
     if is_image(value):
-        return {_IMAGE: torch.frombuffer(bytearray(_png(value)), dtype=torch.uint8)}
-    return str(value)
+        return _plain_image(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    return value.getvalue() if isinstance(value, io.BytesIO) else str(value)
 
 
 def from_plain(value: Any) -> Any:
     """What `to_plain` was given: images, and arrays that are marked, are themselves again. Containers are new ones."""
     if isinstance(value, dict):
-        if len(value) == 1 and _IMAGE in value:
-            return _image(value[_IMAGE])
+        if _IMAGE in value and value.keys() <= {_IMAGE, "mode", "size"}:
+            return _image(**value)
         if len(value) == 1 and _ARRAY in value:
             return value[_ARRAY].numpy()
         return {key: from_plain(item) for key, item in value.items()}
@@ -78,16 +80,26 @@ def is_image(value: Any) -> bool:
     return image_module is not None and isinstance(value, image_module.Image)
 
 
-def _png(image: Any) -> bytes:
+def _plain_image(image: Any) -> dict[str, Any]:
+    """PNG where it holds the mode exactly, else the pixels as they are in memory."""
+    import torch
+
+    image = image.convert("RGBA") if image.mode == "PA" else image  # its palette is not among its pixels
+    if image.mode not in _PNG_MODES:
+        raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return {_IMAGE: raw, "mode": image.mode, "size": tuple(image.size)}
     stream = io.BytesIO()
-    (image if image.mode in _PNG_MODES else image.convert("RGB")).save(stream, format="PNG", compress_level=1)
-    return stream.getvalue()
+    image.save(stream, format="PNG", compress_level=1)
+    return {_IMAGE: torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)}
 
 
-def _image(png: Any) -> Any:
+def _image(slime_image: Any, mode: str | None = None, size: tuple[int, int] | None = None) -> Any:
     from PIL import Image
 
-    image = Image.open(io.BytesIO(png.numpy().tobytes()))
+    content = slime_image.numpy().tobytes()
+    if mode is not None:
+        return Image.frombytes(mode, size, content)
+    image = Image.open(io.BytesIO(content))
     image.load()
     return image.copy()  # a plain image, without the file it came from
 

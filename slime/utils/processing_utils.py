@@ -134,8 +134,11 @@ def load_image(item: Any):
     if isinstance(item, str) and os.path.exists(item):
         return Image.open(item).convert("RGB")
     if isinstance(item, str):
-        payload = item.split(",", 1)[1] if item.startswith("data:") else item
-        return Image.open(io.BytesIO(base64.b64decode(payload))).convert("RGB")
+        payload = item.split(",", 1)[-1] if item.startswith("data:") else item
+        try:
+            return Image.open(io.BytesIO(base64.b64decode(payload))).convert("RGB")
+        except (ValueError, OSError) as error:
+            raise ValueError(_no_media(item, "image")) from error
     raise ValueError(f"cannot read an image from {type(item).__name__}")
 
 
@@ -188,11 +191,27 @@ def _engine_item(item: Any, kind: str) -> str:
             item = file.read()
     if isinstance(item, bytes):
         item = base64.b64encode(item).decode("ascii")
+    elif isinstance(item, str) and not _is_base64(item):
+        raise ValueError(_no_media(item, kind))
     if not isinstance(item, str):
         raise ValueError(
             f"an engine cannot be sent {kind} as {type(item).__name__}: give a file, bytes, base64 or a URL"
         )
     return f"data:{mime};base64,{item}"
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return bool(base64.b64decode("".join(text.split()), validate=True))
+    except ValueError:
+        return False
+
+
+def _no_media(text: str, kind: str) -> str:
+    """What is wrong with a text that should be an image, video or audio: most often the path is another one."""
+    return (
+        f"{text[:200]!r} is no {kind}: no such file (paths count from {os.getcwd()}), no data URI and no base64 of one"
+    )
 
 
 def encode_image_for_rollout_engine(image) -> str:

@@ -16,6 +16,7 @@ from slime.rollout.data_source import RolloutDataSourceWithBuffer, create_data_s
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.plain_data import same
+from slime.utils.processing_utils import load_image, media_for_engine
 from slime.utils.types import Sample
 
 KEYS = {"image": "images", "audio": "sounds"}
@@ -145,6 +146,17 @@ def test_media_of_a_row_are_not_stored_and_changed_ones_are(media_args, tmp_path
     assert again[0][0].multimodal_inputs["images"] is not again[0][1].multimodal_inputs["images"]
 
 
+def test_media_that_a_hook_took_away_do_not_come_back(media_args, tmp_path):
+    args = media_args(data_source_path="slime.rollout.data_source.RolloutDataSourceWithBuffer")
+    source = create_data_source(args)
+    (group,) = source.get_samples(1)
+    group[0].append_response_tokens(tokens=[5], log_probs=[-0.5])
+    group[0].multimodal_inputs = None
+    source.add_samples([group])
+    (again,) = restored(args, source, tmp_path).get_samples(1)
+    assert not again[0].multimodal_inputs and again[1].multimodal_inputs
+
+
 class Albums:
     """A user's source that makes its pictures itself."""
 
@@ -199,6 +211,22 @@ def test_the_teacher_gets_the_media_too(monkeypatch):
     args = SimpleNamespace(rm_url="http://teacher/generate", rollout_temperature=1.0, rm_timeout=5.0)
     asyncio.run(opd.score_with_teacher(args, sample))
     assert sample.teacher_log_probs == [-1.0]
+
+
+@pytest.mark.parametrize("kind", ["images", "videos", "audios"])
+@pytest.mark.parametrize("item", ["clips/missing.mp4", "file:///clips/a.mp4", "", "clips/missing"])
+def test_a_text_that_is_no_media_is_named_not_sent(kind, item):
+    with pytest.raises(ValueError, match=f"{item!r} is no {kind[:-1]}: no such file"):
+        media_for_engine({kind: [item]})
+    with pytest.raises(ValueError, match=f"{item!r} is no image: no such file"):
+        load_image(item)
+
+
+def test_base64_and_urls_are_sent(tmp_path):
+    audio = base64.b64encode(b"RIFF").decode()
+    items = [audio, audio[:4] + "\n" + audio[4:], "https://x/a.wav", b"RIFF"]
+    sent = media_for_engine({"audios": items})["audio_data"]
+    assert [text.split(",", 1)[-1] for text in sent] == [audio, audio[:4] + "\n" + audio[4:], "https://x/a.wav", audio]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def through_file(value, exact=True):
     return from_plain(torch.load(stream, weights_only=True))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P", "CMYK", "F", "I", "YCbCr", "HSV"])
 def test_an_image_comes_back_pixel_by_pixel(mode):
     image = Image.effect_noise((7, 5), 80).convert(mode)
     image.putpixel((3, 2), image.getpixel((0, 0)))
@@ -45,3 +45,8 @@ def test_equality_looks_into_images_and_arrays():
     assert same({"a": [red]}, {"a": [red.copy()]}) and not same({"a": [red]}, {"a": [blue]})
     assert not same([1], (1,)) and not same({"a": 1}, {"b": 1}) and not same([1], [1, 2])
     assert not same(numpy.zeros(2), numpy.zeros(3)) and not same(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("make", [bytearray, memoryview, io.BytesIO])
+def test_buffers_of_bytes_become_bytes_not_text(make):
+    assert through_file({"audios": [make(b"RIFF\x00\xff")]}) == {"audios": [b"RIFF\x00\xff"]}
