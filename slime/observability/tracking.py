@@ -21,7 +21,7 @@ from pathlib import Path
 METRICS_FILE = "metrics.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
 CONFIG_FILE = "config.yaml"
-SECRET = re.compile(r"wandb_key|.*api_key|.*password")
+SECRET = re.compile(r"wandb_key|.*api_?key|.*password|.*secret(_.*)?|(hf|auth|access)_token", re.IGNORECASE)
 
 
 class Tracker:
@@ -102,7 +102,7 @@ def view_step(args, step_key: str, step: int) -> int:
 
 def plain_config(args) -> dict:
     """Return every attribute of `args`, derived ones too, in YAML's own types; keys of accounts are left out."""
-    return {name: _as_plain(value) for name, value in sorted(vars(args).items()) if not SECRET.fullmatch(name)}
+    return _as_plain(dict(sorted(vars(args).items())))
 
 
 def dump_config(args, path: Path) -> None:
@@ -171,15 +171,15 @@ def _as_number(name: str, value) -> float:
 
 
 def _as_plain(value):
-    """Return `value` made of YAML's own types."""
+    """Return `value` made of YAML's own types, without the entries that are keys of accounts."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, enum.Enum):
         return _as_plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _as_plain(item) for key, item in value.items()}
+        return {str(key): _as_plain(item) for key, item in value.items() if not SECRET.fullmatch(str(key))}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_as_plain(item) for item in value]
     return str(value)

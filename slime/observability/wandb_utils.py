@@ -1,7 +1,7 @@
 """Weights & Biases: the run's metrics as one W&B run, written by the driver.
 
-Invariants: the wandb package is imported only when --use-wandb is given; the API key goes to `wandb.login` and nowhere
-else; a run that continues in the same run directory continues its W&B run; opening and closing have deadlines, and a
+Invariants: the wandb package is imported only when --use-wandb is given; the API key goes to the settings of `wandb.init` and
+nowhere else; a run that continues in the same run directory continues its W&B run; opening and closing have deadlines, and a
 server that is away never stops training. It does not know what the metrics mean: only that a prefix has a step axis.
 """
 
@@ -45,11 +45,10 @@ class WandbAdapter:
             raise RuntimeError("--use-wandb needs the wandb package: pip install 'slime[wandb]'")
         import wandb
 
+        self._has_warned = False
         mode = args.wandb_mode or os.environ.get("WANDB_MODE") or "online"
         try:
-            if args.wandb_key and mode == "online":
-                wandb.login(key=args.wandb_key, host=args.wandb_host, prompt=False, timeout=int(INIT_TIMEOUT_S))
-            self._run = wandb.init(**run_options(args, mode, config), settings=_settings(wandb, args))
+            self._run = wandb.init(**run_options(args, mode, config), settings=_settings(wandb, args, mode))
         except Exception as error:
             raise RuntimeError(
                 f"--use-wandb: no run could be opened (mode {mode}): {error}. --wandb-mode offline needs no server; "
@@ -61,8 +60,13 @@ class WandbAdapter:
                 self._run.define_metric(name, step_metric=step_key)
 
     def log(self, data: dict[str, float], step_key: str, step: int) -> None:
-        """Write the numbers of `data` at `step` of the axis `step_key`."""
-        self._run.log({**data, step_key: step})
+        """Write the numbers of `data` at `step` of the axis `step_key`; what W&B does not take is in metrics.jsonl."""
+        try:
+            self._run.log({**data, step_key: step})
+        except Exception as error:
+            if not self._has_warned:
+                logger.warning("Weights & Biases takes no metrics any more: %s; training goes on without it", error)
+            self._has_warned = True
 
     def close(self) -> None:
         """Hand over what is left, for at most FINISH_TIMEOUT_S; what did not arrive stays in W&B's local files."""
@@ -109,8 +113,11 @@ def _made(folder: str) -> str:
     return str(folder)
 
 
-def _settings(wandb, args):
-    """Return settings that leave the console alone and bound every wait; those that this version lacks are left out."""
+def _settings(wandb, args, mode: str):
+    """Return settings that leave the console alone and bound every wait; those that this version lacks are left out.
+
+    The key stands here because `wandb.login` would write it to ~/.netrc.
+    """
     wanted = {
         "console": "off",
         "silent": True,
@@ -121,4 +128,6 @@ def _settings(wandb, args):
     }
     if args.wandb_host:
         wanted["base_url"] = args.wandb_host
+    if args.wandb_key and mode == "online":
+        wanted["api_key"] = args.wandb_key
     return wandb.Settings(**{name: value for name, value in wanted.items() if name in wandb.Settings.model_fields})

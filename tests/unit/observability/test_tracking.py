@@ -108,6 +108,26 @@ def test_the_resolved_configuration_is_readable_yaml(tmp_path):
     assert isinstance(config["hook"], str) and "s3cr3t" not in str(config)
 
 
+def test_keys_of_accounts_inside_of_settings_stay_out_of_the_configuration(tmp_path):
+    args = make_args(
+        tmp_path,
+        train_env_vars={
+            "WANDB_API_KEY": "s3cr3t",
+            "HF_TOKEN": "s3cr3t",
+            "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+            "DEBUG": "1",
+        },
+        eval_datasets=[{"name": "a", "reward_model": {"judges": [{"api_key": "s3cr3t", "url": "u"}]}}],
+        calculate_per_token_loss=True,
+    )
+    Tracker(args).close()
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "s3cr3t" not in text
+    config = yaml.safe_load(text)
+    assert config["train_env_vars"] == {"DEBUG": "1"} and config["calculate_per_token_loss"]
+    assert config["eval_datasets"][0]["reward_model"] == {"judges": [{"url": "u"}]}
+
+
 def test_scalars_arrive_in_the_run_directory_for_tensorboard(tmp_path):
     with Tracker(make_args(tmp_path, use_tensorboard=True)) as tracker:
         tracker.log({"train/loss": 0.25}, "train/step", 7)

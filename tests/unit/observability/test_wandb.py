@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
+import json
+import os
+import pickle
+import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -33,9 +39,9 @@ class FakeRun:
 def wandb(monkeypatch):
     """A stand-in for the package that records what it is told."""
     module = types.ModuleType("wandb")
-    module.run, module.logins = FakeRun(), []
-    module.Settings = type("Settings", (types.SimpleNamespace,), {"model_fields": {"console": 0, "finish_timeout": 0}})
-    module.login = lambda **options: module.logins.append(options)
+    module.run = FakeRun()
+    known = dict.fromkeys(("console", "finish_timeout", "base_url", "api_key"))
+    module.Settings = type("Settings", (types.SimpleNamespace,), {"model_fields": known})
 
     def init(**options):
         module.options = options
@@ -74,10 +80,8 @@ def test_flags_become_the_identity_of_the_wandb_run(wandb, parsed, tmp_path):
     expected = {"project": "p", "entity": "t", "group": "g", "id": "abc", "mode": "offline", "name": "run"}
     assert {name: told[name] for name in expected} == expected
     assert told["dir"] == str(tmp_path / "w") and (tmp_path / "w").is_dir()
-    assert vars(told["settings"]) == {
-        "console": "off",
-        "finish_timeout": 60.0,
-    }  # what this version does not know is left out
+    # what this version does not know is left out
+    assert vars(told["settings"]) == {"console": "off", "finish_timeout": 60.0, "base_url": "http://127.0.0.1:1"}
     assert told["config"]["rollout_batch_size"] == 4
 
 
@@ -92,9 +96,10 @@ def test_continued_run_keeps_its_id_and_the_group_carries_it(wandb, parsed):
 
 def test_api_key_is_used_online_and_stands_in_no_file(wandb, parsed, tmp_path):
     Tracker(parsed("--use-wandb", "--wandb-key", "s3cr3t", "--wandb-mode", "offline")).close()
-    assert wandb.logins == []
+    assert "s3cr3t" not in str(wandb.options)
     Tracker(parsed("--use-wandb", "--wandb-key", "s3cr3t", "--wandb-host", "http://127.0.0.1:1")).close()
-    assert (wandb.logins[0]["key"], wandb.logins[0]["host"]) == ("s3cr3t", "http://127.0.0.1:1")
+    settings = vars(wandb.options.pop("settings"))
+    assert (settings["api_key"], settings["base_url"]) == ("s3cr3t", "http://127.0.0.1:1")
     assert "s3cr3t" not in str(wandb.options)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
 
@@ -112,6 +117,65 @@ def test_each_prefix_has_its_axis_and_lines_carry_the_step(wandb, parsed):
 def test_server_that_does_not_answer_at_the_end_is_a_warning(wandb, parsed, caplog):
     Tracker(parsed("--use-wandb")).close()
     assert wandb.run.is_finished and "wandb sync" in caplog.text
+
+
+def test_metrics_that_wandb_does_not_take_stop_nothing(wandb, parsed, tmp_path, caplog, monkeypatch):
+    def refuse(data):
+        raise ConnectionError("the service is gone")
+
+    monkeypatch.setattr(wandb.run, "log", refuse)
+    with Tracker(parsed("--use-wandb")) as tracker:
+        for step in range(2):
+            tracker.log({"train/loss": 0.5}, "train/step", step)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0, 1]
+    assert caplog.text.count("the service is gone; training goes on") == 1
+
+
+@pytest.fixture
+def wandb_server():
+    """The address of a server that lets everybody in and takes nothing."""
+    viewer = {"id": "1", "username": "u", "entity": "u", "flags": "{}", "teams": {"edges": []}}
+    answer = json.dumps({"data": {"viewer": viewer}}).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+OPEN_A_RUN = """import os, pickle, sys
+from slime.observability.wandb_utils import WandbAdapter
+WandbAdapter(pickle.load(open(sys.argv[1], "rb")), {})
+os._exit(0)  # the server takes nothing, so there is nothing to wait for
+"""
+
+
+def test_key_is_not_written_to_the_home_folder_by_wandb_itself(parsed, tmp_path, wandb_server):
+    pytest.importorskip("wandb")
+    home, key = tmp_path / "home", "5" * 40
+    home.mkdir()
+    args = parsed("--use-wandb", "--wandb-mode", "online", "--wandb-key", key, "--wandb-host", wandb_server)
+    Path(args.run_dir).mkdir(exist_ok=True)
+    given = tmp_path / "args.pickle"
+    given.write_bytes(pickle.dumps(args))
+    env = {**os.environ, "HOME": str(home), "NETRC": str(home / "netrc")}
+    subprocess.run([sys.executable, "-c", OPEN_A_RUN, str(given)], env=env, timeout=60, check=True)
+    given.unlink()
+    assert (tmp_path / "run" / "wandb").is_dir()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
 def test_rounds_stand_at_training_steps_when_asked_for(wandb, parsed, tmp_path):
