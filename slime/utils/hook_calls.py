@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import os
 import sysconfig
 import traceback
@@ -18,6 +19,8 @@ from slime.utils.async_utils import finish, run_in_thread
 from slime.utils.hook_forms import accepted_keywords, generate_form, is_plain, reward_form
 from slime.utils.hook_loading import load_hook, spell_out_hooks
 from slime.utils.hook_table import HOOKS, TRAINER_HOOKS
+
+logger = logging.getLogger(__name__)
 
 SHOWN_FRAMES = 8
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -103,7 +106,18 @@ def _check_call(option: str, path: str, called: Callable, positional: tuple, key
     try:
         signature.bind(*positional, **keywords)
     except TypeError as error:
-        raise wrong(option, path, f"is {_name(called)}{signature}: {error}") from error
+        problem = wrong(option, path, f"is {_name(called)}{signature}: {error}")
+        if not _decorator_takes(called, positional, keywords):
+            raise problem from error
+        logger.warning("%s; its decorator has to give what is missing", problem)
+
+
+def _decorator_takes(called: Callable, positional: tuple, keywords: dict) -> bool:
+    """Whether the function that a decorator put in place takes these arguments, whatever the decorated one does."""
+    try:
+        return _binds(inspect.signature(called, follow_wrapped=False), positional, keywords)
+    except ValueError:
+        return False
 
 
 def _arguments(option: str, function: Any, path: str) -> tuple[Callable, tuple, dict]:
@@ -146,9 +160,9 @@ def _check_data_source(source: Callable, path: str) -> None:
         _check_call("data_source_path", path, source.get_samples, ("self", "num_samples"), {})
 
 
-def _binds(signature: inspect.Signature, arguments: tuple) -> bool:
+def _binds(signature: inspect.Signature, positional: tuple, keywords: dict | None = None) -> bool:
     try:
-        signature.bind(*arguments)
+        signature.bind(*positional, **(keywords or {}))
     except TypeError:
         return False
     return True

@@ -146,6 +146,28 @@ def test_generators_and_classes_in_place_of_functions_are_refused(option, write)
             check_path(f"{write(text)}.py:f", option)
 
 
+DECORATOR = """import functools
+def with_client(f):
+    @functools.wraps(f)
+    def call(*args, **kwargs): return f(*args, client=1, **kwargs)
+    return call
+def narrow(f):
+    @functools.wraps(f)
+    def call(args): return f(args)
+    return call
+"""
+
+
+def test_arguments_that_a_decorator_gives_are_not_missing(write, caplog):
+    name = write(f"{DECORATOR}@with_client\ndef f(args, sample, sampling_params, client): return sample, client\n")
+    check_path(f"{name}.f", "custom_generate_function_path")
+    assert "missing a required argument: 'client'" in caplog.text and "its decorator has to give" in caplog.text
+    assert load_hook(f"{name}.f", "custom_generate_function_path")(None, 2, {}) == (2, 1)
+    for text in (f"{DECORATOR}@narrow\ndef f(args): ...\n", "import functools\n@functools.cache\ndef f(args): ...\n"):
+        with pytest.raises(ValueError, match="too many positional arguments"):
+            check_path(f"{write(text)}.py:f", "dynamic_sampling_filter_path")
+
+
 @pytest.mark.parametrize(
     "kind", ["functools.partial(f, 1)", "lambda *a, **k: f(1, *a, **k)", "Callable()", "Callable().method"]
 )
