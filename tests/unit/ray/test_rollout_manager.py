@@ -1,10 +1,13 @@
 """What the Data Buffer's process derives from prompts and flags."""
 
+import random
 from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 
-from slime.ray.rollout_manager import RolloutManager
+from slime.ray.rollout_manager import DEFAULT_ROLLOUT_FUNCTION, RolloutManager, untouched_random_numbers
 from slime.utils.types import Sample
 
 
@@ -89,3 +92,33 @@ def test_prompts_that_a_loop_of_ones_own_leaves_out_count_as_filtered(monkeypatc
     assert manager.batch(5, samples, {"rewards": [1.0] * 4}, 2.0) == (5, samples, {}, 2.0, {"rewards": [1.0] * 4})
     assert buffer.told == [("mark_finished", [1], "filtered"), ("mark_delivered", [2, 0], 5)]
     assert manager._trained_by[5] == [handed[2], handed[0]]
+
+
+def test_evaluation_leaves_the_random_numbers_of_training_alone():
+    def draw():
+        return random.random(), numpy.random.random(), torch.rand(1).item()
+
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    expected = draw()
+    random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+    with pytest.raises(KeyError), untouched_random_numbers():
+        draw()
+        raise KeyError
+    assert draw() == expected
+
+
+def test_an_evaluation_set_that_cannot_be_read_ends_the_start(monkeypatch):
+    def refuse(args):
+        raise ValueError("evaluation set bad: line 2")
+
+    monkeypatch.setattr("slime.rollout.hooks.check_rollout_hooks", lambda args: None)
+    monkeypatch.setattr("slime.rollout.data_source.create_data_source", lambda args: None)
+    monkeypatch.setattr("slime.rollout.eval_rollout.read_eval_sets", refuse)
+    args = SimpleNamespace(
+        rollout_function_path="mine.rollout", eval_function_path=DEFAULT_ROLLOUT_FUNCTION, eval_interval=1,
+        sglang_model_routers=None,
+    )  # fmt: skip
+    manager = RolloutManager(args, slots=None, host="127.0.0.1")
+    manager._server = object()
+    with pytest.raises(ValueError, match="evaluation set bad"):
+        manager._load_functions()

@@ -45,13 +45,14 @@ def test_each_request_has_its_own_parameters(engine, make_args, dataset):
 
 def test_data_sets_have_their_own_rewards_metadata_and_generators(engine, make_args, dataset):
     sets = [
-        dataset(name="a", metadata_overrides={"level": 2}, rm_type="math"),
+        dataset(name="a", metadata_overrides={"level": {"n": 2}}, rm_type="math"),
         dataset(
             name="b", custom_rm_path="stub_rm.one", custom_generate_function_path="agent_hooks.upstream_with_evaluation"
         ),
     ]
     data = evaluate(make_args(engine, eval_datasets=sets))
-    assert data["a"]["samples"][0].metadata == {"level": 2, "rm_type": "math"}
+    assert data["a"]["samples"][0].metadata == {"level": {"n": 2}, "rm_type": "math"}
+    assert data["a"]["samples"][0].metadata["level"] is not data["a"]["samples"][1].metadata["level"]
     assert data["b"]["rewards"] == [1.0] * 6 and data["b"]["samples"][0].metadata["evaluation"] is True
 
 

@@ -4,6 +4,7 @@ import base64
 import io
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from fake_engine import reply
@@ -91,6 +92,14 @@ def test_built_in_generator_sends_media_and_keeps_what_the_processor_made(engine
     assert sent == [0, 0, 1, 1]
     assert {request["audio_data"][0] for request in engine.requests} == {"data:audio/x-wav;base64,UklGRg=="}
     assert processor.calls[0][2] is not None
+
+
+def test_samples_with_media_are_asked_for_one_by_one(engine, media_args, with_processor):
+    args = media_args(rollout_engine="embedded", group_requests="always")
+    with_processor(args)
+    generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+    assert len(engine.requests) == 4 and all("n" not in request["sampling_params"] for request in engine.requests)
+    assert all(request["image_data"] for request in engine.requests)
 
 
 def test_a_continued_sample_sends_its_ids_and_its_media(engine, media_args, with_processor):
@@ -190,6 +199,7 @@ def test_media_of_a_users_source_and_of_a_stream_survive_a_checkpoint(media_args
 
 def test_media_survive_a_dump(tmp_path):
     sample = Sample(index=0, prompt="a", multimodal_inputs={"images": [picture(3)], "videos": None})
+    sample.multimodal_inputs["audios"] = [(numpy.arange(3, dtype=numpy.float32), 16000)]
     sample.multimodal_train_inputs = {"pixel_values": torch.ones(1, 3), "names": ["x"]}
     save_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0, [sample])
     (back,) = load_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0)
