@@ -46,7 +46,7 @@ class RolloutManager:
 
         Returns:
             {"num_rollout", "num_rollout_per_epoch" (None unless epochs drive the run), "engine_urls", "routers" ({name: (host,
-            port)}, None without engines), "notes"}.
+            port)}, empty without engines), "notes"}.
 
         Raises:
             ValueError, ImportError, FileNotFoundError: a hook or the prompt data is wrong. RuntimeError: no engine came up.

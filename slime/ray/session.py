@@ -426,8 +426,8 @@ class Session:
     def _show(self, snapshot: dict) -> dict:
         """Show a snapshot; returns what has to change for the run to count as alive."""
         self.console.update(snapshot)
-        hook = {name: snapshot[name] for name in ("oldest hook",) if name in snapshot}
-        return {name: phase["done"] for name, phase in snapshot["phases"].items()} | hook
+        done = {name: phase["done"] for name, phase in snapshot["phases"].items()}
+        return done | {name: hook for name, hook in snapshot.items() if name == "oldest hook"}
 
     def _note_startup(self) -> None:
         """When the engines are asked for the first time: how long that took from the start of the command."""

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from slime.utils.misc import load_hook
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 def refused(path: str, error: type = ImportError) -> str:

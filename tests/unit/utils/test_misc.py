@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 
 from slime.utils.hook_forms import accepted_keywords, generate_form, reward_form
@@ -12,16 +10,6 @@ from slime.utils.misc import (
     load_hook,
     should_run_periodic_action,
 )
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path, modules = list(sys.path), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 def test_dotted_path_splits_at_the_last_dot():
