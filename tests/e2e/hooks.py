@@ -59,6 +59,14 @@ async def long_tailed(args, sample, sampling_params):
     return await generate(args, sample, {**sampling_params, "max_new_tokens": length, "ignore_eos": True})
 
 
+async def uneven_streams(args, sample, sampling_params):
+    """The streaming generator; every second group takes all of the limit, the others end at once."""
+    from slime.rollout.sglang_streaming_rollout import generate_streaming
+
+    length = sampling_params["max_new_tokens"] if sample.group_index % 2 else 4
+    return await generate_streaming(args, sample, {**sampling_params, "max_new_tokens": length, "ignore_eos": True})
+
+
 async def fan_out(args, sample, sampling_params):
     """One to three parts per execution; their rewards are equal but for rounding."""
     from slime.rollout.sglang_rollout import generate

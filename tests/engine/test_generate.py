@@ -134,7 +134,8 @@ def test_list_call_answers_in_order_and_keeps_rids(api):
 
 
 def test_list_call_takes_sampling_params_per_prompt(api):
-    answers = api.generate([PROMPT, PROMPT], [{"max_new_tokens": 2}, {"max_new_tokens": 3}])
+    params = [{"max_new_tokens": 2, "ignore_eos": True}, {"max_new_tokens": 3, "ignore_eos": True}]
+    answers = api.generate([PROMPT, PROMPT], params)
     assert [answer["meta_info"]["completion_tokens"] for answer in answers] == [2, 3]
 
 
