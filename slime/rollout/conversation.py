@@ -16,8 +16,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from slime.rollout.call_seeds import CallSeeds
 from slime.rollout.engine_control import get_model_url
-from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
+from slime.rollout.generate_state import GenerateState, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
 from slime.rollout.request import adapter_of, token_budget, within_budget
 from slime.utils.http_utils import observed_posts, post
@@ -64,6 +65,9 @@ class Recorder:
         self.sample_indices = owners
         self.chains: list[Chain] = []
         self.posted: list[tuple[dict, dict]] = []
+        self._seeds = CallSeeds(args)
+        self._seed = sampling_params.get("sampling_seed")  # of the first call that the function makes itself
+        self._has_asked = False
 
     # ---- during generation -----------------------------------------------------------------------------------------
 
@@ -73,7 +77,8 @@ class Recorder:
         owner = self._owner(conversation)
         for chain in reversed(self.chains):
             known = len(chain.messages)
-            if chain.owner == owner and len(conversation) >= known and _same(conversation[:known], chain.messages):
+            goes_on = chain.owner == owner and not chain.is_busy and len(conversation) >= known
+            if goes_on and _same(conversation[:known], chain.messages):
                 new = conversation[known:]
                 ids = _context_ids(state.tokenizer, conversation[: known - 1], new, tools, chain)
                 roles = "+".join(dict.fromkeys(str(message.get("role")) for message in new))
@@ -85,7 +90,8 @@ class Recorder:
         ids = encode_prompt(state.tokenizer, render_chat(state.tokenizer, conversation, tools))
         for chain in reversed(self.chains):
             shared = len(chain.prompt_ids)
-            edited = owner is not None and chain.owner == owner and ids[:shared] == chain.prompt_ids
+            same_owner = owner is not None and chain.owner == owner and not chain.is_busy
+            edited = same_owner and ids[:shared] == chain.prompt_ids
             if edited and len(conversation) > 1 and _same(conversation[:1], chain.messages[:1]):
                 logger.debug(
                     "conversation of sample %s was edited: earlier turns become masked context", self._index(owner)
@@ -109,7 +115,8 @@ class Recorder:
     def _index(self, owner: int | None) -> int | None:
         return None if owner is None else self.sample_indices[owner]
 
-    def params_for(self, chain: Chain, overrides: dict[str, Any] | None) -> dict[str, Any]:
+    def params_for(self, chain: Chain, prompt: list[int], overrides: dict[str, Any] | None) -> dict[str, Any]:
+        """The parameters of the chain's next call, whose prompt is what the engine reads."""
         params = {**self.sampling_params, **(overrides or {})}
         if uses_sampling_seeds(self.args):
             round_name = "eval" if self.evaluation else GenerateState(self.args).rollout_id
@@ -119,7 +126,7 @@ class Recorder:
                 if known
                 else f"chain {self.chains.index(chain)} of {self.sample_indices[0]}"
             )
-            params["sampling_seed"] = sampling_seed(self.args, round_name, who, "turn", chain.response_length)
+            params["sampling_seed"] = self._seeds.of_call(prompt, round_name, who, "turn")
         return params
 
     # ---- afterwards ------------------------------------------------------------------------------------------------
@@ -164,6 +171,19 @@ class Recorder:
         fill_sample(self.args, sample, chain)
         return True
 
+    def prepare(self, url: str, payload: Any) -> Any:
+        """A request to the engines with a seed of its own, unless the function chose one."""
+        if self._seed is None or url != get_model_url(self.args) or not isinstance(payload, dict):
+            return payload
+        params = payload.get("sampling_params") or {}
+        if not isinstance(params, dict) or params.get("sampling_seed", self._seed) != self._seed:
+            return payload
+        seed = self._seed
+        if self._has_asked:
+            seed = self._seeds.of_call(payload.get("input_ids") or payload.get("text"), self._seed)
+        self._has_asked = True
+        return {**payload, "sampling_params": {**params, "sampling_seed": seed}}
+
     def observe(self, url: str, payload: Any, output: Any) -> None:
         """Remember a reply to `http_utils.post`.
 
@@ -184,7 +204,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
     """Record the engine calls made inside, also in tasks started there."""
     token = _current.set(recorder)
     try:
-        with observed_posts(recorder.observe):
+        with observed_posts(recorder):
             yield recorder
     finally:
         _current.reset(token)
@@ -212,8 +232,9 @@ async def generate_single(
     args = recorder.args
     messages = [type(m)(m) if not isinstance(m, OwnedMessage) else m for m in conversation]
     chain, context = recorder.open_chain(messages, tools)
-    params = recorder.params_for(chain, sampling_params)
     pending = context.ids if context is not None else []
+    tokens = chain.tokens() + pending
+    params = recorder.params_for(chain, tokens, sampling_params)
     used = chain.response_length + len(pending)
     budget = token_budget(args, len(chain.prompt_ids) + used, used, params["max_new_tokens"], recorder.evaluation)
     if budget <= 0:
@@ -222,7 +243,7 @@ async def generate_single(
         return ""
     payload = {
         "rid": uuid.uuid4().hex,
-        "input_ids": chain.tokens() + pending,
+        "input_ids": tokens,
         "sampling_params": within_budget(params, budget, 0),
         "return_logprob": True,
     }
@@ -231,8 +252,12 @@ async def generate_single(
     adapter = adapter_of(args, None)
     if adapter is not None:
         payload["lora_path"] = adapter
-    with observed_posts(None):
-        output = await post(get_model_url(args), payload)
+    chain.is_busy = True
+    try:
+        with observed_posts(None):
+            output = await post(get_model_url(args), payload)
+    finally:
+        chain.is_busy = False
     text = _record(GenerateState(args).tokenizer, chain, context, output)
     chain.messages = [*messages, {"role": "assistant", "content": text}]
     return text

@@ -34,9 +34,13 @@ async def call_sample_generate(args, path: str, sample: Sample, sampling_params:
     recorder = Recorder(args, sampling_params, evaluation, owners=[index])
     with recording(recorder):
         own_params = copy.deepcopy(sampling_params)
+        if not args.sglang_enable_deterministic_inference:  # a seed that all requests of the function share is none
+            own_params.pop("sampling_seed", None)
         result = await _call(args, path, evaluation, sample, own_params)
     _check_result(path, result, evaluation)
     sample.index = index
+    if isinstance(result, Sample):
+        result.index = index
     for leaf in leaves_of(result):
         leaf.prompt = prompt if leaf.prompt is sample.prompt else leaf.prompt
         leaf.group_index = group_index
@@ -72,6 +76,8 @@ async def call_list_generate(
     for position, result in enumerate(results):
         _check_result(path, result, evaluation)
         samples[position].prompt, samples[position].index = prompts[position], indices[position]
+        if isinstance(result, Sample) and id(result) not in position_of:
+            result.index = indices[position]
         for leaf in leaves_of(result):
             leaf.prompt, leaf.group_index = prompts[position], group_index
             _complete(args, path, leaf, recorder, position_of.get(id(leaf), position))

@@ -223,11 +223,14 @@ def _count(state: GenerateState, leaves: list[Sample]) -> None:
 
 
 def _inherit_identity(leaf: Sample, origin: Sample) -> None:
-    """A Sample that a hook made anew belongs to the prompt it was made for."""
-    if leaf.group_index is None:
-        leaf.group_index = origin.group_index
-    if leaf.index is None:
-        leaf.index = origin.index
+    """A Sample that a hook made anew belongs to the prompt it was made for, and is scored as that one would be."""
+    if leaf is origin:
+        return
+    for name in ("group_index", "index", "label", "custom_rm_path", "generate_function_path"):
+        if getattr(leaf, name) is None:
+            setattr(leaf, name, getattr(origin, name))
+    if "rm_type" in (origin.metadata or {}):
+        leaf.metadata = {"rm_type": origin.metadata["rm_type"], **(leaf.metadata or {})}
     if "data_row" not in vars(leaf) and "data_row" in vars(origin):
         leaf.data_row = origin.data_row
 

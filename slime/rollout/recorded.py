@@ -36,6 +36,7 @@ class Chain:
     messages: list[dict]
     segments: list[Segment] = field(default_factory=list)
     num_retokenized: int = 0
+    is_busy: bool = False  # waits for an answer: another call beside it is a conversation of its own
 
     @property
     def response_length(self) -> int:

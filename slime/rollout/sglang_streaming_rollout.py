@@ -24,7 +24,7 @@ from slime.rollout.request import (
     request_headers,
     within_budget,
 )
-from slime.utils.http_utils import HTTPStatusError, get_session
+from slime.utils.http_utils import HTTPStatusError, get_session, prepared
 from slime.utils.meta_info import TOP_P_KEYS, int32_tensor
 from slime.utils.types import Sample
 
@@ -106,7 +106,7 @@ def _without_leading_tokens(meta_info: dict[str, Any], skipped: int) -> dict[str
 
 async def _chunks(url: str, payload: dict[str, Any], headers: dict | None) -> AsyncIterator[dict[str, Any]]:
     """The JSON events of a server-sent stream up to `[DONE]`; what is no JSON is skipped with a warning."""
-    async with get_session().post(url, json=payload, headers=headers) as response:
+    async with get_session().post(url, json=prepared(url, payload), headers=headers) as response:
         if response.status >= 400:
             raise HTTPStatusError("POST", url, response.status, await response.text())
         async for raw in response.content:

@@ -16,8 +16,8 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 RETRIED_STATUS = (429, 502, 503)
 ROUTER_LOST_ENGINE = "call_upstream"  # error code of a router's 500 that means: the engine did not answer me
@@ -26,7 +26,17 @@ CONNECT_TIMEOUT_S = 30.0
 
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 _deadline_s = 14400.0
-_observer: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("slime_post_observer", default=None)
+_observer: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("slime_post_observer", default=None)
+
+
+class Observer(Protocol):
+    """Is told of the requests of a context, see `observed_posts`."""
+
+    def prepare(self, url: str, payload: Any) -> Any:
+        """What is sent in place of `payload`, which is the caller's and must not be changed."""
+
+    def observe(self, url: str, payload: Any, output: Any) -> None:
+        """What was sent, and the decoded answer."""
 
 
 class HTTPStatusError(RuntimeError):
@@ -54,16 +64,23 @@ async def post(
     Raises:
         HTTPStatusError: an error status that is not repeated. RuntimeError: budget used up; names the last evidence.
     """
+    payload = prepared(url, payload)
     output = await _request("POST", url, payload, max_retries, headers, deadline_s)
     observer = _observer.get()
     if observer is not None:
-        observer(url, payload, output)
+        observer.observe(url, payload, output)
     return output
 
 
+def prepared(url: str, payload: Any) -> Any:
+    """The payload as it is sent from this context."""
+    observer = _observer.get()
+    return payload if observer is None else observer.prepare(url, payload)
+
+
 @contextlib.contextmanager
-def observed_posts(observer: Callable[[str, Any, Any], None] | None) -> Iterator[None]:
-    """Call `observer(url, payload, output)` for every `post` made inside, also in tasks started there; None: nobody."""
+def observed_posts(observer: Observer | None) -> Iterator[None]:
+    """Let `observer` prepare and see every `post` made inside, also in tasks started there; None: nobody."""
     token = _observer.set(observer)
     try:
         yield

@@ -83,6 +83,14 @@ class Status(Enum):
     FAILED = "failed"
 
 
+def _status_of(word: str) -> Status:
+    try:
+        return Status(word)
+    except ValueError:
+        known = ", ".join(status.value for status in Status)
+        raise ValueError(f"{word!r} is no status of a sample; expected one of {known}") from None
+
+
 _IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None), Status})
 
 
@@ -134,6 +142,15 @@ class Sample:
     token_weight_versions: list[str | None] = field(default_factory=list)
     # Where the response tokens come from, see `slime.utils.provenance`.
     token_spans: list[dict[str, Any]] = field(default_factory=list)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A status may be given by its word, as code that fills samples from other programs' answers does.
+
+        Raises: ValueError for a word that is no status.
+        """
+        if name == "status" and type(value) is str:
+            value = _status_of(value)
+        object.__setattr__(self, name, value)
 
     # ---- serialisation -------------------------------------------------------------------------------------------
 

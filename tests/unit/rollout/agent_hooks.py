@@ -139,3 +139,44 @@ async def scores_itself(args, sample, sampling_params):
     sample = await generate(args, sample, sampling_params)
     sample.reward = [float("nan"), 0.25][sample.index % 2]
     return sample
+
+
+async def asks_itself_in_parallel(args, sample, sampling_params):
+    """Three solvers of one question and a judge of their answers, as multi-agent code does."""
+    sample.metadata["params"] = dict(sampling_params)
+    url = get_model_url(args)
+
+    async def ask(ids):
+        return await post(url, {"input_ids": ids, "sampling_params": sampling_params, "return_logprob": True})
+
+    await asyncio.gather(*(ask([1, sample.index]) for _ in range(3)))
+    sample.response = (await ask([2, sample.index]))["text"]
+    return sample
+
+
+async def chooses_its_own_seed(args, sample, sampling_params):
+    params = {**sampling_params, "sampling_seed": 5}
+    for _ in range(2):
+        await post(get_model_url(args), {"input_ids": [1], "sampling_params": params, "return_logprob": True})
+    sample.response = "x"
+    return sample
+
+
+async def converses_in_parallel(args, samples, evaluation=False):
+    for sample in samples:
+        answers = await asyncio.gather(*(generate_single(sample.prompt) for _ in range(3)))
+        sample.response = answers[0]
+    return samples
+
+
+async def makes_a_new_sample(args, sample, sampling_params):
+    """An environment's own record of the episode, as a sample that knows the task's number and nothing of the prompt's."""
+    answer = await generate(args, Sample(prompt=sample.prompt), sampling_params)
+    return Sample(
+        index=7, tokens=answer.tokens, response_length=3, response="abc", status="completed", metadata={"a": 1}
+    )
+
+
+async def makes_new_samples(args, samples, evaluation=False):
+    sampling_params = GenerateState(args).sampling_params
+    return [await makes_a_new_sample(args, sample, sampling_params) for sample in samples]

@@ -214,3 +214,16 @@ def test_a_reward_of_the_generate_function_that_is_no_number_counts_as_failed(en
     rewards = [(sample.reward, sample.status, sample.remove_sample) for group in output.samples for sample in group]
     assert rewards == [(0.0, Sample.Status.FAILED, True), (0.25, Sample.Status.COMPLETED, False)] * 2
     assert output.metrics["rollout/reward_failed"] == 2
+
+
+@pytest.mark.parametrize("hook", ["makes_a_new_sample", "makes_new_samples"])
+def test_a_sample_made_anew_belongs_to_the_prompt_and_is_scored_like_it(engine, make_args, write_rows, hook):
+    rows = [{"input": "p", "label": "abc", "metadata": {"rm_type": "f1"}}, {"input": "q", "label": "x abc y"}]
+    hooks = {"custom_generate_function_path": f"agent_hooks.{hook}", "custom_rm_path": None}
+    args = make_args(engine, prompt_data=write_rows(rows), rm_type="f1", **hooks)
+    groups = generate_rollout(args, 0, create_data_source(args)).samples
+    assert [[(s.group_index, s.index, s.reward) for s in group] for group in groups] == [
+        [(0, 0, 1.0), (0, 1, 1.0)],
+        [(1, 2, 0.5), (1, 3, 0.5)],
+    ]
+    assert groups[0][0].status is Sample.Status.COMPLETED and groups[0][0].metadata == {"a": 1, "rm_type": "f1"}

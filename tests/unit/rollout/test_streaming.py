@@ -61,7 +61,8 @@ def test_a_streamed_sample_equals_a_whole_one(streaming_engine, make_args, kind)
     assert sample.tokens[-3:] == [10, 11, 12] and sample.response == "abc"
     assert sample.status == Sample.Status.COMPLETED and sample.weight_versions == ["1"]
     assert sample.token_weight_versions == ["1", "1", "2"] and sample.rollout_log_probs == [-0.5] * 3
-    assert streaming_engine.requests[0]["stream"] is True
+    request = streaming_engine.requests[0]
+    assert request["stream"] is True and "sampling_seed" in request["sampling_params"]
 
 
 def test_top_p_data_of_cumulative_chunks_is_cut():

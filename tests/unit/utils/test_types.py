@@ -253,3 +253,12 @@ def test_duplicate_equals_deepcopy_and_shares_nothing_mutable():
     twin.extra["mine"].append(2)
     twin.prompt[0]["content"] = "bye"
     assert sample.metadata == {"k": [1]} and sample.extra == {"mine": [1]} and sample.prompt[0]["content"] == "hi"
+
+
+def test_a_status_may_be_given_by_its_word():
+    sample = Sample(status="truncated")
+    assert sample.status is Sample.Status.TRUNCATED
+    sample.status = "aborted"
+    assert sample.status is Sample.Status.ABORTED and sample.to_dict()["status"] == "aborted"
+    with pytest.raises(ValueError, match="'done' is no status of a sample; expected one of pending, completed"):
+        sample.status = "done"
