@@ -320,7 +320,7 @@ ROUND_ERRORS = [
         "custom_generate_function_path",
         "args, sample, sampling_params",
         "Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1])",
-        r"(?s)lists do not fit: sample None: loss_mask covers response tokens \[0:1\).*from .*hooks_0.py:f",
+        r"(?s)lists do not fit: sample 0: loss_mask covers response tokens \[0:1\).*from .*hooks_0.py:f",
     ),
     ("rollout_sample_hook_path", "args, sample", "3", "returned a int"),
     ("custom_rm_path", "args, sample", "None", "gave no reward: the reward function returned None"),
