@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
+from slime.rollout.ledgered_source import group_indices
 from slime.utils.hook_calls import call_hook, wrong
 from slime.utils.types import Sample
 
@@ -22,8 +23,10 @@ def pick(args, source: Any, buffer: list[list[Sample]], num_samples: int) -> lis
     """Take at most `num_samples` groups out of the buffer.
 
     Raises:
-        ValueError: the user's filter returned something else, or left what it returned in the buffer.
+        ValueError: the user's filter returned something else, groups that were not in the buffer or not as they were there, or left
+            what it returned in the buffer.
     """
+    sizes = {group_index: len(group) for group in buffer for group_index in group_indices(group)}
     method = getattr(type(source), "buffer_filter", None)  # the seed form: a method of a user's subclass
     if method is not None:
         name, picked = f"{type(source).__name__}.buffer_filter", method(source, args, buffer, num_samples)
@@ -38,12 +41,28 @@ def pick(args, source: Any, buffer: list[list[Sample]], num_samples: int) -> lis
         raise wrong(OPTION, name, f"returned a {type(others[0]).__name__} that is no group")
     if len(picked) > num_samples:
         raise wrong(OPTION, name, f"returned {len(picked)} groups when asked for {num_samples}")
-    left = {id(group) for group in buffer} & {id(group) for group in picked}
-    if left:
-        raise wrong(
-            OPTION, name, f"left {len(left)} of the groups that it returned in the buffer: they would be trained again"
-        )
+    problem = _problem_with(picked, buffer, sizes)
+    if problem:
+        raise wrong(OPTION, name, problem)
     return list(picked)
+
+
+def _problem_with(picked: list, buffer: list, sizes: dict[int, int]) -> str | None:
+    """What is wrong with the groups, told by their numbers: a filter may return copies. `sizes`: of what was in the buffer."""
+    indices = []
+    for group in picked:
+        own = group_indices(group)
+        if len(own) != 1 or own[0] not in sizes:
+            return f"returned a group with the group_index {own or None}, which is none of the buffer's groups"
+        if len(group) != sizes[own[0]]:
+            return f"returned {len(group)} of the {sizes[own[0]]} samples of group {own[0]}"
+        indices.append(own[0])
+    if len(set(indices)) < len(indices):
+        return "returned a group twice"
+    left = set(group_indices(buffer)) & set(indices)
+    return (
+        f"left {len(left)} of the groups that it returned in the buffer: they would be trained again" if left else None
+    )
 
 
 def _are_samples(group: list) -> bool:

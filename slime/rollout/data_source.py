@@ -38,11 +38,10 @@ class RolloutDataSource(LedgeredSource):
         super().__init__(args)
         self.sample_offset = 0
         self.epoch_id = 0
-        self.sample_group_index = 0
-        self.sample_index = 0
         self.metadata: dict[str, Any] = {}
         self.stream_rows: int | None = None  # rows of a whole pass over a stream, once one was made
         self.dataset = load_prompts(args)
+        self._known_digest: str | None = None
         self._order_by = self._wanted_order()
         self._order = self._epoch_order()
 
@@ -97,10 +96,6 @@ class RolloutDataSource(LedgeredSource):
         self._note_in_flight(group, rebuildable=in_memory)
         return group
 
-    def _next_index(self) -> int:
-        self.sample_index += 1
-        return self.sample_index - 1
-
     def _wanted_order(self) -> dict[str, Any]:
         return {"seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle}
 
@@ -126,6 +121,7 @@ class RolloutDataSource(LedgeredSource):
             state = {name: copy.deepcopy(getattr(self, name)) for name in STATE_FIELDS}
             stream = self.dataset.mark() if isinstance(self.dataset, StreamingPrompts) else None
             data_set = {"rows": len(self), "path": self.args.prompt_data, "stream": stream, **self._order_by}
+            data_set["digest"] = self._digest()
             return {**state, **self._ledger_state(self.dataset), "data_set": data_set}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,6 +135,12 @@ class RolloutDataSource(LedgeredSource):
                 self.dataset.rewind(state["data_set"]["stream"])
             self._load_ledger_state(state, self.dataset)
 
+    def _digest(self) -> str | None:
+        """What the prompts are, said in a word; made once, by whoever asks first."""
+        if self._known_digest is None and self.dataset is not None:
+            self._known_digest = self.dataset.digest()
+        return self._known_digest
+
     def _check_same_data(self, saved: dict[str, Any]) -> None:
         streamed = isinstance(self.dataset, StreamingPrompts)
         if saved["rows"] != len(self) or streamed != (saved["stream"] is not None):
@@ -146,6 +148,19 @@ class RolloutDataSource(LedgeredSource):
             raise ValueError(
                 f"the checkpoint was written with {there}, --prompt-data {self.args.prompt_data} now gives "
                 f"{'a stream' if streamed else len(self)}; continue with the same data, or start over with --no-resume"
+            )
+        if saved.get("digest") not in (None, self._digest()):
+            if streamed:
+                raise ValueError(
+                    f"the checkpoint was written with other rows: --prompt-data {saved['path']} then, {self.args.prompt_data} now, "
+                    "another slice or another first row, so its place in the stream means nothing; continue with the same "
+                    "data, or start over with --no-resume"
+                )
+            logger.warning(
+                "--prompt-data %s does not hold the prompts or labels that the checkpoint was written with (%s): this epoch goes on "
+                "with the rows of the new data that stand where rows are left in the old",
+                self.args.prompt_data,
+                saved["path"],
             )
         if {name: saved[name] for name in ("seed", "shuffle")} != self._wanted_order():
             logger.warning(
@@ -281,6 +296,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         with self._lock:
             super().load_state_dict(state)
             self.buffer = [decode_group(group, self.dataset) for group in state.get("buffer", [])]
+            self.buffer = self._fitted(self.buffer, state)
 
 
 def create_data_source(args) -> DataSource:

@@ -15,6 +15,7 @@ from typing import Any
 from slime.rollout.base_types import leaves_of
 from slime.rollout.data_source import RolloutDataSource
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
+from slime.rollout.sample_state import duplicate_group
 from slime.utils.async_utils import finish
 from slime.utils.data import RowFormat, row_to_sample
 from slime.utils.hook_calls import naming, wrong
@@ -52,8 +53,6 @@ class DataSourceAdapter(LedgeredSource):
     def __init__(self, args, source: Any) -> None:
         super().__init__(args)
         self.source = source
-        self.sample_group_index = 0
-        self.sample_index = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "source":
@@ -77,9 +76,12 @@ class DataSourceAdapter(LedgeredSource):
         groups = [item if isinstance(item, list) and _is_group(item) else None for item in found]
         if any(group is None for group in groups):
             groups = self._group([self._sample(item) for item in found], num_samples)
-        for group in groups:
-            self._number(group)
-        return groups
+        leaves = leaves_of(groups)
+        if not all(groups) or len({id(leaf) for leaf in leaves}) < len(leaves):
+            what = "a sample twice" if all(groups) else "an empty group"
+            raise wrong(OPTION, self.args.data_source_path, f"get_samples returned {what}")
+        taken: set[int] = set()
+        return [self._numbered(group, taken) for group in groups]
 
     def _sample(self, item: Any) -> Sample:
         if isinstance(item, Sample):
@@ -98,16 +100,40 @@ class DataSourceAdapter(LedgeredSource):
             return [samples[i : i + size] for i in range(0, len(samples), size)]
         return [[copy.deepcopy(sample) for _ in range(size)] for sample in samples]
 
-    def _number(self, group: list) -> None:
-        leaves = leaves_of(group)
-        if any(leaf.group_index is None for leaf in leaves):
-            for leaf in leaves:
-                leaf.group_index = self.sample_group_index
+    def _numbered(self, group: list, taken: set[int]) -> list:
+        """The group with numbers of its own; a copy where the class gave it those of a group that is still being worked on.
+
+        Args:
+            taken: group indices of this call, added to.
+        """
+        given = {leaf.group_index for leaf in leaves_of(group)}
+        is_taken = len(given) > 1 or bool(given & (taken | self.ledger.in_flight.keys()))
+        if is_taken:
+            group = duplicate_group(group)
+        number = self._next_group_index(taken) if is_taken or None in given else given.pop()
+        indices = [next((leaf.index for leaf in leaves_of(item)), None) for item in group]
+        if is_taken or None in indices or len(set(indices)) < len(indices):  # equal ones would sample the same response
+            for item in group:
+                self._index_as_one(leaves_of(item))
+        for leaf in leaves_of(group):
+            leaf.group_index = number
+        taken.add(number)
+        return group
+
+    def _index_as_one(self, parts: list[Sample]) -> None:
+        index = self._next_index()
+        for part in parts:
+            part.index = index
+
+    def _next_group_index(self, taken: set[int]) -> int:
+        """A number that no group has had."""
+        while (number := self.sample_group_index) in taken or self._is_known(number):
             self.sample_group_index += 1
-        if any(leaf.index is None for leaf in leaves):
-            for leaf in leaves:
-                leaf.index = self.sample_index
-                self.sample_index += 1
+        self.sample_group_index += 1
+        return number
+
+    def _is_known(self, group_index: int) -> bool:
+        return self.ledger.is_open(group_index) or self.ledger.outcome_of(group_index) is not None
 
     def _call(self, name: str, *args: Any) -> Any:
         method = getattr(self.source, name, None)

@@ -6,6 +6,7 @@ group in flight, what is needed to hand it out again as it was. Does not know wh
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -13,6 +14,8 @@ from slime.rollout.base_types import leaves_of
 from slime.rollout.data_ledger import DataLedger
 from slime.rollout.sample_state import decode_group, duplicate_group, encode_group
 from slime.utils.types import Sample
+
+logger = logging.getLogger(__name__)
 
 Group = list  # samples of one prompt; a sample may have become a list of several
 
@@ -63,6 +66,7 @@ class LedgeredSource(DataSource):
     def __init__(self, args) -> None:
         self.args = args
         self.ledger = DataLedger()
+        self.sample_group_index = self.sample_index = 0  # numbers of the next group and sample
         self._requeued: list[Group] = []  # in flight at the checkpoint this run continues from
         self._lock = threading.RLock()  # a checkpoint may be written while a round asks for samples
 
@@ -113,12 +117,55 @@ class LedgeredSource(DataSource):
         for entry in state["in_flight"].values():
             if entry["samples"] is not None:
                 entry["samples"] = encode_group(entry["samples"], dataset)
-        return {"ledger": state, "requeued": [encode_group(group, dataset) for group in self._requeued]}
+        requeued = [encode_group(group, dataset) for group in self._requeued]
+        return {"ledger": state, "requeued": requeued, "group_size": self.args.n_samples_per_prompt}
 
     def _load_ledger_state(self, state: dict[str, Any], dataset: Any = None) -> None:
         self.ledger.load_state_dict(state["ledger"])
         in_flight = [self._rebuild(g, entry, dataset) for g, entry in sorted(state["ledger"]["in_flight"].items())]
-        self._requeued = in_flight + [decode_group(group, dataset) for group in state["requeued"]]
+        requeued = in_flight + [decode_group(group, dataset) for group in state["requeued"]]
+        self._requeued = self._fitted(requeued, state)
+
+    def _fitted(self, groups: list[Group], state: dict[str, Any]) -> list[Group]:
+        """Groups of a checkpoint; when --n-samples-per-prompt is another now, all of that size start again from their prompt.
+
+        Finished ones that were kept to be trained once more are dropped then, as aged out.
+        """
+        size = self.args.n_samples_per_prompt
+        former = state.get("group_size", size)  # absent: written before there was this entry
+        outgrown = [group for group in groups if former != size and len(group) == former]
+        if not outgrown:
+            return groups
+        logger.warning(
+            "--n-samples-per-prompt was %d in the checkpoint and is %d: %d unfinished groups start again from their prompt",
+            former,
+            size,
+            len(outgrown),
+        )
+        fitted = []
+        for group in groups:
+            if len(group) == former:
+                group = self._started_again(leaves_of(group)[0], size)
+            fitted += [group] if group else []
+        return fitted
+
+    def _started_again(self, sample: Sample, size: int) -> Group | None:
+        if self.ledger.waiting[sample.group_index]["reuse"]:
+            self.ledger.settle(sample.group_index, "aged_out")
+            return None
+        first = sample.duplicate()
+        first.reset_response()
+        first.rollout_id = first.session_id = None
+        vars(first).pop("trace", None)
+        group = first.duplicates(size)
+        for twin in group:
+            twin.index = self._next_index()
+        return group
+
+    def _next_index(self) -> int:
+        """The number of the next sample."""
+        self.sample_index += 1
+        return self.sample_index - 1
 
     @staticmethod
     def _rebuild(group_index: int, entry: dict[str, Any], dataset: Any) -> Group:

@@ -7,6 +7,7 @@ see `slime.rollout.data_source`.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import logging
@@ -117,8 +118,8 @@ def _messages_or_text(prompt: Any, location: str) -> str | list[dict]:
 
 def _metadata(row: dict, fmt: RowFormat, location: str) -> dict:
     metadata = row.get(fmt.metadata_key)
-    if isinstance(metadata, str) and metadata:
-        metadata = json.loads(metadata)
+    if isinstance(metadata, str):
+        metadata = _parsed(metadata, f"{location}: {fmt.metadata_key!r} (--metadata-key)")
     if metadata is not None and not isinstance(metadata, dict):
         raise ValueError(
             f"{location}: {fmt.metadata_key!r} (--metadata-key) must be an object, found {metadata!r:.200}"
@@ -126,10 +127,18 @@ def _metadata(row: dict, fmt: RowFormat, location: str) -> dict:
     return metadata or {}
 
 
+def _parsed(text: str, what: str) -> Any:
+    """The value of JSON text; None for an empty one."""
+    try:
+        return json.loads(text) if text.strip() else None
+    except ValueError as error:
+        raise ValueError(f"{what}: no JSON: {error}: {text!r:.200}") from error
+
+
 def _tools(row: dict, fmt: RowFormat, location: str) -> list | None:
     tools = row.get(fmt.tool_key)
     if isinstance(tools, str):
-        tools = json.loads(tools) if tools.strip() else None
+        tools = _parsed(tools, f"{location}: {fmt.tool_key!r} (--tool-key)")
     if tools is not None and not isinstance(tools, list):
         raise ValueError(f"{location}: {fmt.tool_key!r} (--tool-key) must be a list, found {tools!r:.200}")
     return tools
@@ -179,6 +188,16 @@ def usable_sample(located_row: Row, fmt: RowFormat, tokenizer=None, processor=No
     return sample if limit is None or prompt_token_count(sample, tokenizer, processor) <= limit else None
 
 
+def no_usable_prompt(path: str, num_rows: int, num_too_long: int, limit: int | None) -> ValueError:
+    """The error of a file without a prompt that can be handed out."""
+    too_long = (
+        "" if limit is None else f", {num_too_long} of them longer than {limit} tokens (--rollout-max-prompt-len)"
+    )
+    return ValueError(
+        f"{path} holds no usable prompt: {num_rows} rows after the slice{too_long}; check the file, the slice and the limit"
+    )
+
+
 class PromptSet:
     """All prompts of one file in order, too long ones dropped.
 
@@ -200,16 +219,20 @@ class PromptSet:
                 fmt.max_prompt_len,
             )
         if not self.samples:
-            raise ValueError(
-                f"{path} holds no usable prompt: {num_rows} rows after the slice, {self.num_too_long} of them longer than "
-                f"{fmt.max_prompt_len} tokens (--rollout-max-prompt-len); check the file, the slice and the limit"
-            )
+            raise no_usable_prompt(path, num_rows, self.num_too_long, fmt.max_prompt_len)
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Sample:
         return self.samples[index]
+
+    def digest(self) -> str:
+        """Tells this set of prompts from others, labels included."""
+        mixed = hashlib.blake2b(digest_size=16)
+        for sample in self.samples:
+            mixed.update(repr((sample.prompt, sample.label)).encode("utf-8", "surrogatepass"))
+        return mixed.hexdigest()
 
     def sample(self, num_samples: int) -> list[Sample]:
         """The next `num_samples` prompts in file order."""

@@ -49,7 +49,8 @@ class RowStream(Iterator[Row]):
     def __init__(self, path: str) -> None:
         file, part = parse_data_path(path)
         if not os.path.isfile(file):
-            raise FileNotFoundError(f"prompt data {file} does not exist")
+            what = "is a folder, expected a .jsonl or .parquet file" if os.path.isdir(file) else "does not exist"
+            raise FileNotFoundError(f"prompt data {file} {what}")
         extension = os.path.splitext(file)[1]
         if extension not in _FILES:
             raise ValueError(
@@ -155,7 +156,10 @@ class _Parquet:
             import pyarrow.parquet as parquet
         except ImportError as error:
             raise ImportError(f"reading {file} needs pyarrow: pip install pyarrow") from error
-        self._file, self._table = file, parquet.ParquetFile(file)
+        try:
+            self._file, self._table = file, parquet.ParquetFile(file)
+        except ValueError as error:  # pyarrow's own are
+            raise ValueError(f"{file}: no readable Parquet file: {error}") from error
         self._number = 0
         self._rows: Iterator[dict] | None = None
 

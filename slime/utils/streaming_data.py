@@ -7,10 +7,11 @@ know epochs.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
-from slime.utils.data import RowFormat, usable_sample
-from slime.utils.rows import Mark, RowStream
+from slime.utils.data import RowFormat, no_usable_prompt, usable_sample
+from slime.utils.rows import Mark, RowStream, parse_data_path
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -31,14 +32,12 @@ class StreamingPrompts:
         self._stream = RowStream(path)
         self._start = self._stream.mark()
         location, row = next(self._stream, (path, None))
+        self._first_row = repr(row)
         self._format = fmt if row is None else fmt.detect_keys(row)
         self.rewind()
         self.first = self.next()
         if self.first is None:
-            raise ValueError(
-                f"{path} holds no usable prompt: {self.position} rows after the slice, {self.num_too_long} of them longer "
-                f"than {fmt.max_prompt_len} tokens (--rollout-max-prompt-len); check the file, the slice and the limit"
-            )
+            raise no_usable_prompt(path, self.position, self.num_too_long, fmt.max_prompt_len)
         self.rewind()
 
     @property
@@ -48,6 +47,11 @@ class StreamingPrompts:
     def mark(self) -> Mark:
         """The place after the last prompt that was given."""
         return self._stream.mark()
+
+    def digest(self) -> str:
+        """Tells this part of a file from others: by its slice and its first row, since the rest was not read."""
+        text = repr((parse_data_path(self._path)[1], self._first_row))
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def rewind(self, mark: Mark | None = None) -> None:
         """Go on at a mark, or at the first row."""

@@ -81,6 +81,12 @@ def test_fb_d03_a_broken_line_names_file_and_line(tmp_path, line):
 def test_missing_file_and_unknown_extension_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.jsonl does not exist"):
         read_rows(str(tmp_path / "none.jsonl"))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(FileNotFoundError, match="folder.jsonl is a folder"):
+        read_rows(str(tmp_path / "folder.jsonl"))
+    (tmp_path / "a.parquet").write_text("PAR1 no more")
+    with pytest.raises(ValueError, match="a.parquet: no readable Parquet file"):
+        read_rows(str(tmp_path / "a.parquet"))
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(ValueError, match=r"'.csv'.*expected .jsonl or .parquet"):
         read_rows(str(tmp_path / "a.csv"))
@@ -137,6 +143,11 @@ def test_wrong_kinds_are_named(write_rows):
         PromptSet(write_rows([{"input": 3}]), RowFormat())
     with pytest.raises(ValueError, match="--metadata-key"):
         PromptSet(write_rows([{"input": "a", "metadata": [1]}]), RowFormat())
+    for key in ("metadata", "tools"):
+        with pytest.raises(
+            ValueError, match=rf"data.jsonl:2: '{key}' \(--{key.removesuffix('s')}-key\): no JSON: .*'{{bad'"
+        ):
+            PromptSet(write_rows([{"input": "a", key: " "}, {"input": "a", key: "{bad"}]), RowFormat())
     with pytest.raises(ValueError, match="--tool-key"):
         PromptSet(write_rows([{"input": "a", "tools": {"a": 1}}]), RowFormat())
 
