@@ -12,6 +12,7 @@ Example: two samples of one prompt with rewards 1 and 0 and no std normalisation
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -154,17 +155,25 @@ def _group_ids(args, samples: list[Sample]) -> list[int]:
 
 
 def _rollout_ids(samples: list[Sample]) -> list[int]:
-    """Return each sample's rollout id; a missing one becomes the smallest unused integer."""
+    """Return each sample's rollout id; a missing one becomes the smallest unused integer.
+
+    So does an id that samples of another prompt had before: it counts executions within its prompt.
+    """
     used = {sample.rollout_id for sample in samples if sample.rollout_id is not None}
-    ids, candidate = [], 0
+    unused = (candidate for candidate in itertools.count() if candidate not in used)
+    owners: dict[int, int | None] = {}
+    others: dict[tuple[int | None, int], int] = {}
+    ids = []
     for sample in samples:
-        if sample.rollout_id is not None:
-            ids.append(sample.rollout_id)
-            continue
-        while candidate in used:
-            candidate += 1
-        used.add(candidate)
-        ids.append(candidate)
+        own, group = sample.rollout_id, sample.group_index
+        if own is None:
+            ids.append(next(unused))
+        elif owners.setdefault(own, group) == group:
+            ids.append(own)
+        else:
+            if (group, own) not in others:
+                others[group, own] = next(unused)
+            ids.append(others[group, own])
     return ids
 
 

@@ -6,8 +6,10 @@ token that is wrong, and the span around it with its provenance: turn, role, wei
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,10 @@ from slime.utils.provenance import describe, spans_of
 
 MAX_LOG_PROB = 1e-3
 """A log-probability may exceed 0 by rounding, not by more."""
+
+
+PLAIN_TYPES = {operator.index: {int}, float: {int, float}}
+"""Of values that need no look at each: what turns them into numbers -> their types."""
 
 
 def check_samples(samples: Sequence[Any], vocab_size: int | None = None, uses_log_probs: bool = False) -> None:
@@ -32,6 +38,7 @@ def check_samples(samples: Sequence[Any], vocab_size: int | None = None, uses_lo
     """
     for sample in samples:
         check_alignment(sample)
+        _check_prompt(sample)
     if uses_log_probs or not _values_are_plain(samples, vocab_size):
         for sample in samples:
             _check_values(sample, vocab_size, uses_log_probs)
@@ -41,6 +48,8 @@ def _values_are_plain(samples: Sequence[Any], vocab_size: int | None) -> bool:
     """Whether every token id is in the vocabulary and every given log-prob is one, those of masked tokens too."""
     limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
     try:
+        if any(set(map(type, sample.tokens)) - {int} for sample in samples):
+            return False
         tokens = _joined([sample.tokens for sample in samples], np.int64)
         if not np.all((tokens >= 0) & (tokens < limit)):
             return False
@@ -62,7 +71,7 @@ def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> 
     """Arguments and errors as of `check_samples`."""
     length = sample.response_length
     prompt_length = len(sample.tokens) - length
-    tokens = np.asarray(sample.tokens, dtype=np.int64)
+    tokens = _numbers(sample, sample.tokens, operator.index, prompt_length, "token id that is no whole number")
     limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
     _fail_at(sample, (tokens < 0) | (tokens >= limit), prompt_length, tokens, f"token id outside [0, {vocab_size})")
     mask = np.ones(length, bool) if sample.loss_mask is None else np.asarray(sample.loss_mask, dtype=bool)
@@ -71,7 +80,7 @@ def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> 
     for name in ("rollout_log_probs", "teacher_log_probs"):
         values = getattr(sample, name)
         if values is not None:
-            numbers = np.asarray(values, dtype=np.float64)
+            numbers = _numbers(sample, values, float, 0, f"{name} that is no number")
             bad = mask & ~(np.isfinite(numbers) & (numbers <= MAX_LOG_PROB))
             _fail_at(sample, bad, 0, numbers, f"trained token whose {name} is no log-probability")
     if uses_log_probs and sample.rollout_log_probs is not None:
@@ -87,6 +96,33 @@ def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> 
         )
 
 
+def _check_prompt(sample: Any) -> None:
+    """Nothing predicts the first of all tokens; tokens without their prompt would train on the log-probs of other samples."""
+    length = sample.response_length
+    first_is_trained = length > 0 and (sample.loss_mask is None or sample.loss_mask[0])
+    if length == len(sample.tokens) and first_is_trained and not sample.remove_sample:
+        raise ValueError(
+            f"sample {sample.index} (group {sample.group_index}): tokens has only the {length} tokens of the response; it must begin "
+            f"with the prompt's\n  in {describe(sample, 0)}"
+        )
+
+
+def _numbers(sample: Any, values: Sequence, convert: Callable, offset: int, what: str) -> np.ndarray:
+    """The values as whole numbers or floats; ValueError at the first that `convert` refuses."""
+    dtype = np.int64 if convert is operator.index else np.float64
+    if set(map(type, values)) <= PLAIN_TYPES[convert]:
+        try:
+            return np.fromiter(values, dtype, len(values))
+        except OverflowError:
+            return np.asarray(values, dtype=object)
+    for place, value in enumerate(values):
+        try:
+            convert(value)
+        except (TypeError, ValueError):
+            _fail_at(sample, np.arange(len(values)) == place, offset, [repr(value) for value in values], what)
+    return np.asarray([convert(value) for value in values], dtype=object if dtype is np.int64 else dtype)
+
+
 def check_alignment(sample: Any) -> None:
     """Check that the sample's lists have the lengths that they should.
 
@@ -95,10 +131,12 @@ def check_alignment(sample: Any) -> None:
     try:
         sample.check_invariants()
     except ValueError as error:
+        if not isinstance(sample.response_length, Integral):
+            raise
         raise ValueError(f"{error}\n  in {describe(sample, _first_uncovered(sample))}") from None
 
 
-def _fail_at(sample: Any, bad: np.ndarray, offset: int, values: np.ndarray, what: str) -> None:
+def _fail_at(sample: Any, bad: np.ndarray, offset: int, values: Sequence, what: str) -> None:
     """Raise for the first place of `bad`; `offset` is the position of the first response token in it."""
     if not bad.any():
         return

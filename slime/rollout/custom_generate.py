@@ -85,6 +85,7 @@ async def call_list_generate(
 
 
 def _complete(args, path: str, sample: Sample, recorder: Recorder, position: int) -> None:
+    sample.make_plain()
     complete_sample(args, sample, recorder, position)
     name_source(sample, path)
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral
 from typing import Any
 
 from slime.utils import meta_info as _meta
@@ -225,6 +226,13 @@ class Sample:
         self.metadata.pop("generate_error", None)
         self.status = Status.PENDING
 
+    def make_plain(self) -> None:
+        """Users' functions may set per-token fields to arrays, tensors or tuples: make them the lists that they should be."""
+        for name in ("tokens", "loss_mask", "rollout_log_probs", "teacher_log_probs"):
+            values = getattr(self, name)
+            if values is not None and type(values) is not list:
+                setattr(self, name, _meta.flat_list(values))
+
     # ---- growing a response --------------------------------------------------------------------------------------
 
     def append_response_tokens(
@@ -313,6 +321,8 @@ class Sample:
     def check_invariants(self) -> None:
         """Raise ValueError naming the field and the token span that does not fit."""
         total, length = len(self.tokens), self.response_length
+        if not isinstance(length, Integral):
+            raise ValueError(f"sample {self.index}: response_length {length!r} is no whole number")
         if not 0 <= length <= total:
             raise ValueError(
                 f"sample {self.index}: response_length {length} with {total} tokens: no room for the response"

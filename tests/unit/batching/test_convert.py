@@ -243,3 +243,17 @@ def test_every_sample_is_checked_unless_the_flag_says_no():
     with pytest.raises(ValueError, match="sample 0 .*response token 1 has nan"):
         convert_samples_to_train_data(make_args(), samples)
     assert len(convert_samples_to_train_data(make_args(check_samples=False), samples)["tokens"]) == 2
+
+
+def test_executions_are_told_apart_when_every_prompt_counts_its_own():
+    """A generate function numbers the executions of each prompt 0, 1; each fanned out into two samples."""
+    samples = [
+        make_sample(4 * group + 2 * execution + part, group, reward=execution, rollout_id=execution)
+        for group in (5, 6)
+        for execution in (0, 1)
+        for part in (0, 1)
+    ]
+    data = convert_samples_to_train_data(make_args(), samples)
+    ids = data["rollout_ids"]
+    assert ids[:4] == [0, 0, 1, 1] and ids[4] == ids[5] and ids[6] == ids[7] and len(set(ids)) == 4
+    assert data["rollout_mask_sums"] == [4] * 8 and data["rewards"] == [-0.5, -0.5, 0.5, 0.5] * 2

@@ -141,3 +141,37 @@ def test_one_wrong_sample_among_good_ones_is_found():
     samples[1].index, samples[1].tokens[-1] = 41, 100
     with pytest.raises(ValueError, match=r"sample 41 .*token id outside \[0, 100\)"):
         check_samples(samples, vocab_size=100)
+
+
+def test_a_response_without_its_prompt_is_an_error_and_not_another_samples_log_prob():
+    sample = Sample(index=3, group_index=1, tokens=[5, 6], response_length=2, rollout_log_probs=[-1.0, -1.0])
+    with pytest.raises(ValueError, match=r"sample 3 \(group 1\): tokens has only the 2 tokens of the response"):
+        check_samples([sample])
+    sample.loss_mask = [0, 1]  # the first one as context
+    check_samples([sample])
+    sample.loss_mask, sample.remove_sample = None, True
+    check_samples([sample])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"tokens": [1, 2, 3, 4, 5.5]}, "no whole number: response token 2 has 5.5"),
+        ({"tokens": [1, 2, 3, 4, "5"]}, "no whole number: response token 2 has '5'"),
+        ({"tokens": [None, 2, 3, 4, 5]}, "no whole number: prompt token 0 has None"),
+        ({"tokens": [1, 2, 3, 4, 2**70]}, "token id outside .*response token 2 has 1180591620717411303424"),
+        ({"rollout_log_probs": [-1.0, None, -1.0]}, "rollout_log_probs that is no number: response token 1 has None"),
+        ({"rollout_log_probs": [[-1.0], [-1.0], [-1.0]]}, r"no number: response token 0 has \[-1.0\]"),
+        ({"teacher_log_probs": [-1.0, -1.0, "x"]}, "teacher_log_probs that is no number: response token 2 has 'x'"),
+        ({"response_length": 3.0}, "response_length 3.0 is no whole number"),
+        ({"response_length": None}, "response_length None is no whole number"),
+        ({"loss_mask": [0.5, 0, 1]}, r"loss_mask\[0\] is 0.5"),
+    ],
+)
+def test_what_is_no_token_or_log_prob_is_named(changes, message):
+    sample = Sample(index=7, tokens=[1, 2], loss_mask=None)
+    sample.append_response_tokens(tokens=[3, 4, 5], log_probs=[-1.0] * 3, meta_info=ENGINE)
+    for name, value in changes.items():
+        setattr(sample, name, value)
+    with pytest.raises(ValueError, match=f"sample 7.*{message}"):
+        check_samples([sample], vocab_size=100)

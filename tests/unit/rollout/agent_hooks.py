@@ -180,3 +180,17 @@ async def makes_a_new_sample(args, sample, sampling_params):
 async def makes_new_samples(args, samples, evaluation=False):
     sampling_params = GenerateState(args).sampling_params
     return [await makes_a_new_sample(args, sample, sampling_params) for sample in samples]
+
+
+async def arrays(args, sample, sampling_params):
+    """Per-token fields as arrays and tensors, as numerical code makes them."""
+    import numpy
+    import torch
+
+    from slime.rollout.sglang_rollout import generate
+
+    sample = await generate(args, sample, sampling_params)
+    sample.tokens = torch.tensor(sample.tokens)
+    sample.loss_mask = numpy.array(sample.loss_mask, dtype=bool)
+    sample.rollout_log_probs = torch.tensor([sample.rollout_log_probs])
+    return sample

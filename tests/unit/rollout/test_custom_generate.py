@@ -227,3 +227,10 @@ def test_a_sample_made_anew_belongs_to_the_prompt_and_is_scored_like_it(engine, 
         [(1, 2, 0.5), (1, 3, 0.5)],
     ]
     assert groups[0][0].status is Sample.Status.COMPLETED and groups[0][0].metadata == {"a": 1, "rm_type": "f1"}
+
+
+def test_arrays_of_a_hook_become_lists(engine, chat_args):
+    engine.answer = lambda payload: reply([7, 8, 9], "abc")
+    for sample in one_group(chat_args("arrays")):
+        assert type(sample.tokens) is list and sample.tokens[-3:] == [7, 8, 9]
+        assert sample.loss_mask == [1, 1, 1] and sample.rollout_log_probs == [-0.5] * 3
