@@ -26,7 +26,9 @@ from slime.rollout.request import (
     mark_prompt_too_long,
     new_token_budget,
     request_headers,
+    response_text,
     says_context_too_long,
+    says_its_tokens,
     within_budget,
 )
 from slime.rollout.round_end import FINISHED
@@ -60,6 +62,7 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
             sample.status = Sample.Status.TRUNCATED
         return sample
     payload = build_request(args, sample, within_budget(sampling_params, budget, sample.response_length))
+    is_continued = sample.response_length > 0 and says_its_tokens(state, sample, sampling_params)
     with trace_span(sample, "sglang_generate") as span:
         try:
             output = await post(get_model_url(args), payload, headers=request_headers(args, sample))
@@ -71,6 +74,8 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
         meta_info = output["meta_info"]
         span.update(build_sglang_meta_trace_attrs(meta_info) or {})
     append_engine_output(args, sample, output)
+    if is_continued:
+        sample.response = response_text(state, sample, sampling_params)
     return sample
 
 

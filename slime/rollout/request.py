@@ -30,7 +30,10 @@ def prompt_text(tokenizer, sample: Sample) -> str:
     """The sample's prompt as text; a message list is rendered with the chat template."""
     if isinstance(sample.prompt, str):
         return sample.prompt
-    return render_chat(tokenizer, sample.prompt, sample.metadata.get("tools"), sample.apply_chat_template_kwargs)
+    try:
+        return render_chat(tokenizer, sample.prompt, sample.metadata.get("tools"), sample.apply_chat_template_kwargs)
+    except Exception as error:  # templates raise what they like
+        raise ValueError(f"sample {sample.index}: the chat template failed on its prompt: {error}") from error
 
 
 def prompt_ids(state: GenerateState, sample: Sample) -> list[int]:
@@ -135,6 +138,24 @@ def append_engine_output(args, sample: Sample, output: dict[str, Any], update_te
         text=output.get("text") or "",
         update_terminal_info=update_terminal_info,
     )
+
+
+def response_text(state: GenerateState, sample: Sample, sampling_params: dict[str, Any]) -> str:
+    """What the tokens of the response say."""
+    skip = bool(sampling_params.get("skip_special_tokens"))
+    ids = sample.tokens[sample.prompt_length :]
+    return state.tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+
+def says_its_tokens(state: GenerateState, sample: Sample, sampling_params: dict[str, Any]) -> bool:
+    """Whether the response is the text of its tokens, so that it can be told anew when more tokens follow.
+
+    The texts of two calls, put together, may lack a space or have a broken character where the first one ended.
+    """
+    if sample.response_length == 0:
+        return not sample.response
+    told = sampling_params.get("no_stop_trim") and response_text(state, sample, sampling_params)
+    return bool(told) and told.strip() == sample.response.strip()
 
 
 def says_context_too_long(error: HTTPStatusError) -> bool:

@@ -89,7 +89,7 @@ def _prepare(args, sample: Sample) -> str | None:
     """Fill tokens, mask and response of a sample; return why it must be dropped, or None.
 
     Raises:
-        ValueError: there is nothing to train on, or media.
+        ValueError: there is nothing to train on, media, or the chat template fails.
     """
     if sample.multimodal_inputs:
         raise ValueError(f"SFT sample {sample.index} has media (--multimodal-keys): SFT trains on text only")
@@ -97,7 +97,11 @@ def _prepare(args, sample: Sample) -> str | None:
     if isinstance(sample.prompt, list) and sample.prompt[-1]["role"] == "assistant":
         options = json.dumps(sample.apply_chat_template_kwargs, sort_keys=True)
         generator = _mask_generator(args.hf_checkpoint, args.trust_remote_code, args.loss_mask_type, options)
-        tokens, mask = generator.get_loss_mask(sample.prompt, tools=(sample.metadata or {}).get("tools"))
+        try:
+            tokens, mask = generator.get_loss_mask(sample.prompt, tools=(sample.metadata or {}).get("tools"))
+        except Exception as error:  # templates raise what they like
+            first = f"{sample.prompt[0].get('content')!r:.60}"
+            raise ValueError(f"SFT sample {sample.index}, which begins with {first}: {error}") from error
         response_length = generator.get_response_lengths([mask])[0]
     else:
         prompt_ids, answer_ids = _plain_ids(tokenizer, sample)

@@ -22,6 +22,8 @@ from slime.rollout.request import (
     mark_prompt_too_long,
     new_token_budget,
     request_headers,
+    response_text,
+    says_its_tokens,
     within_budget,
 )
 from slime.utils.http_utils import HTTPStatusError, get_session, prepared
@@ -45,6 +47,7 @@ async def generate_streaming(args, sample: Sample, sampling_params: dict[str, An
     params = within_budget(sampling_params, budget, sample.response_length)
     payload = {**build_request(args, sample, params), "stream": True}
     merger, finished = ChunkMerger(), False
+    is_continued, is_plain = sample.response_length > 0, says_its_tokens(state, sample, sampling_params)
     with trace_span(sample, "sglang_generate_stream"):
         chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
         async for chunk in chunks:
@@ -56,6 +59,8 @@ async def generate_streaming(args, sample: Sample, sampling_params: dict[str, An
         await chunks.aclose()
     if not finished:
         sample.status = Sample.Status.ABORTED
+    if is_plain and (is_continued or not finished):  # a stream holds back the text of half a character
+        sample.response = response_text(state, sample, sampling_params)
     return sample
 
 

@@ -108,6 +108,20 @@ def test_refusals_name_the_flag(folder):
         generate_rollout(make_args(folder), 0, ListSource([Sample(index=0, prompt="x")]))
 
 
+def test_a_conversation_that_the_template_refuses_is_named(folder):
+    generator = sft_rollout._mask_generator(folder, False, "auto", "{}")
+    before = generator.tokenizer.chat_template
+    generator.tokenizer.chat_template = "{{ raise_exception('no wizards') }}"
+    messages = [{"role": "wizard", "content": "a spell"}, {"role": "assistant", "content": "b"}]
+    try:
+        with pytest.raises(ValueError, match="SFT sample 5, which begins with 'a spell': no wizards"):
+            generate_rollout(
+                make_args(folder, loss_mask_type="auto"), 0, ListSource([Sample(index=5, prompt=messages)])
+            )
+    finally:
+        generator.tokenizer.chat_template = before
+
+
 def test_fb_d10_the_models_positions_are_a_limit_too(folder):
     args = make_args(folder, model_arch={"max_position_embeddings": 12})
     long, fits = Sample(index=0, prompt="x" * 11, label="y"), Sample(index=1, prompt="x" * 10, label="y")

@@ -7,6 +7,8 @@ from fake_engine import reply
 from slime.rollout.data_source import create_data_source
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.rollout.sglang_streaming_rollout import ChunkMerger
+from slime.utils.processing_utils import load_tokenizer
+from slime.utils.tiny_model import write_byte_tokenizer
 from slime.utils.types import Sample
 
 PATH = "slime.rollout.sglang_streaming_rollout.generate_streaming"
@@ -84,7 +86,7 @@ def test_a_streamed_group_that_is_stopped_goes_on_from_what_it_said(engine, make
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         slow = payload["input_ids"][1] == 24 and len(payload["input_ids"]) == 2
-        body = reply([10, 11], "ab", "stop")
+        body = reply([73, 74], "ab", "stop")
         if slow:
             body["meta_info"]["finish_reason"] = None
         await response.write(f"data: {json.dumps(body)}\n\n".encode())
@@ -106,5 +108,35 @@ def test_a_streamed_group_that_is_stopped_goes_on_from_what_it_said(engine, make
     (waiting,) = source.buffer[0]
     assert (waiting.status, waiting.response, waiting.response_length) == (Sample.Status.ABORTED, "ab", 2)
     sample = generate_rollout(args, 1, source).samples[0][0]
-    assert sample.tokens[-4:] == [10, 11, 10, 11] and sample.status == Sample.Status.COMPLETED
+    assert sample.tokens[-4:] == [73, 74] * 2 and sample.response == "abab" and sample.status == Sample.Status.COMPLETED
     assert sample.metadata["start_rollout_id"] == 0 and sample.loss_mask == [1] * 4
+
+
+@pytest.mark.parametrize("path", [None, PATH])
+def test_the_text_of_a_continued_response_has_no_seam(engine, make_args, tmp_path, monkeypatch, path):
+    """The first call ends in the middle of a character; its text and that of the second have a broken half each."""
+    (tmp_path / "bytes").mkdir()
+    write_byte_tokenizer(tmp_path / "bytes")
+    whole = "café"
+    ids = load_tokenizer(str(tmp_path / "bytes")).encode(whole, add_special_tokens=False)
+    assert len(ids) == 5
+    parts = [(ids[:4], "caf\ufffd", "abort"), (ids[4:], "\ufffd", "stop")]
+
+    async def stream(request):
+        engine.requests.append(await request.json())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(f"data: {json.dumps(engine.answer(None))}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    engine.answer = lambda payload: reply(*parts[min(1, len(engine.requests) - 1)])
+    if path:
+        monkeypatch.setattr(engine, "stream", stream)
+    args = make_args(
+        engine, hf_checkpoint=str(tmp_path / "bytes"), custom_generate_function_path=path, rollout_batch_size=1,
+        n_samples_per_prompt=1, partial_rollout=True,
+    )  # fmt: skip
+    sample = generate_rollout(args, 0, create_data_source(args)).samples[0][0]
+    assert len(engine.requests) == 2 and sample.tokens[-5:] == ids
+    assert sample.response == whole
