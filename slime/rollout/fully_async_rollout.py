@@ -22,7 +22,15 @@ from slime.rollout.data_source_adapter import as_data_source
 from slime.rollout.filter_hub.base_types import MetricGatherer, filter_group
 from slime.rollout.generate_state import GenerateState, num_engines
 from slime.rollout.request import PROMPT_TOO_LONG
-from slime.rollout.round_end import check_rewards, first_index, is_aborted, prepare_for_buffer, run_round_hooks
+from slime.rollout.round_end import (
+    check_getting_on,
+    check_rewards,
+    first_index,
+    is_aborted,
+    out_of_prompts,
+    prepare_for_buffer,
+    run_round_hooks,
+)
 from slime.rollout.round_policy import DROP, RESTART, age_of, create_policy
 from slime.utils.async_utils import get_background_loop, run
 
@@ -46,8 +54,9 @@ class AsyncRolloutWorker:
         self.completed: deque[tuple[int, list]] = deque()
         self.in_flight: dict[asyncio.Task, tuple[int, list]] = {}
         self._admitted = 0
-        self._taken = 0  # by the running round, or by the last one until the next begins
+        self._taken = self._num_dropped = 0  # by the running round, or by the last one until the next begins
         self._stopping = False
+        self._source_is_dry = False  # it gave nothing when it was asked last, and nothing came back to it since
         self._wake: asyncio.Event | None = None
         self._pump: asyncio.Task | None = None
 
@@ -88,6 +97,7 @@ class AsyncRolloutWorker:
                 self._wake.clear()
                 while self._may_admit():
                     groups = self.data_source.get_samples(1)
+                    self._source_is_dry = not groups
                     if not groups:
                         break
                     self._admit(state, groups[0])
@@ -126,6 +136,7 @@ class AsyncRolloutWorker:
     def on_done(self, task: asyncio.Task) -> None:
         """Queue a finished group, give an aborted one back, keep the first error. Never blocks."""
         order, origin = self.in_flight.pop(task)
+        self._source_is_dry = False
         if task.cancelled() or task.exception() is not None:
             if not task.cancelled():
                 self.error = self.error or task.exception()
@@ -161,7 +172,7 @@ class AsyncRolloutWorker:
     async def collect(self, rollout_id: int) -> RolloutFnTrainOutput:
         """The next --rollout-batch-size groups that pass the filter."""
         args, target = self.args, self.args.rollout_batch_size
-        self.rollout_id, self._taken = rollout_id, 0
+        self.rollout_id, self._taken, self._num_dropped = rollout_id, 0, 0
         state, drops = GenerateState(args), MetricGatherer()
         state.progress.set_total("generate", target)
         kept: list[list] = []
@@ -170,6 +181,8 @@ class AsyncRolloutWorker:
         while len(kept) < target:
             if self.error is not None:
                 raise self.error
+            if self._source_is_dry and not self.in_flight and not self.completed:
+                raise out_of_prompts(rollout_id, len(kept), target)
             for _, group in self.get_completed_groups(target - len(kept)):
                 self._sort_in(group, kept, all_groups, drops)
             self._wake.set()
@@ -189,8 +202,7 @@ class AsyncRolloutWorker:
     def _sort_in(self, group: list, kept: list, all_groups: list, drops: MetricGatherer) -> None:
         leaves = leaves_of(group)
         if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves):
-            drops.on_dynamic_filter_drop(PROMPT_TOO_LONG)
-            self.data_source.mark_finished(group, "failed")
+            self._drop(group, drops, PROMPT_TOO_LONG, "failed")
             return
         all_groups.append(group)
         verdict = filter_group(self.args, group)
@@ -199,8 +211,14 @@ class AsyncRolloutWorker:
             self._taken += 1
             GenerateState(self.args).progress.add("generate", 1)
         else:
-            drops.on_dynamic_filter_drop(verdict.reason)
-            self.data_source.mark_finished(group, "filtered")
+            self._drop(group, drops, verdict.reason, "filtered")
+
+    def _drop(self, group: list, drops: MetricGatherer, reason: str | None, outcome: str) -> None:
+        drops.on_dynamic_filter_drop(reason)
+        self.data_source.mark_finished(group, outcome)
+        self._num_dropped += 1
+        reasons = str(drops.collect())
+        check_getting_on(self.args, self.data_source, self.rollout_id, self._taken, self._num_dropped, reasons)
 
     def _metrics(self, state: GenerateState) -> dict[str, Any]:
         counters, state.counters, state.first_failure = dict(state.counters), type(state.counters)(), None

@@ -48,6 +48,21 @@ def prepare_for_buffer(group: list, rollout_id: int, restart: bool) -> list:
     return group
 
 
+def check_getting_on(args, data_source: Any, rollout_id: int, num_kept: int, num_dropped: int, reasons: str) -> None:
+    """An endless supply of dropped groups is an error, not a round that never ends."""
+    limit = max(20 * args.rollout_batch_size, 20 * (args.over_sampling_batch_size or 0), 2 * len(data_source))
+    if not num_kept and num_dropped >= limit:
+        raise RuntimeError(
+            f"round {rollout_id}: {num_dropped} groups in a row were dropped and none kept, reasons {reasons}; check the reward, "
+            "--dynamic-sampling-filter-path and the prompt lengths"
+        )
+
+
+def out_of_prompts(rollout_id: int, num_kept: int, target: int) -> RuntimeError:
+    """The error of a data source that gives nothing when a round needs more."""
+    return RuntimeError(f"round {rollout_id}: the data source has no more prompts after {num_kept} of {target} groups")
+
+
 def check_rewards(state: GenerateState, kept: list[list], rollout_id: int) -> None:
     """Say how many rewards failed; RuntimeError with the first traceback when no sample of the round got one."""
     leaves = leaves_of(kept)

@@ -18,7 +18,15 @@ from slime.rollout.engine_control import abort_all
 from slime.rollout.filter_hub.base_types import MetricGatherer, filter_group
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import PROMPT_TOO_LONG
-from slime.rollout.round_end import check_rewards, first_index, is_finished, prepare_for_buffer, run_round_hooks
+from slime.rollout.round_end import (
+    check_getting_on,
+    check_rewards,
+    first_index,
+    is_finished,
+    out_of_prompts,
+    prepare_for_buffer,
+    run_round_hooks,
+)
 from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of, create_policy
 from slime.utils.types import Sample
 
@@ -89,9 +97,7 @@ class TrainRound:
     def _submit(self, wanted: int) -> None:
         groups = self.data_source.get_samples(wanted)
         if not groups:
-            raise RuntimeError(
-                f"round {self.rollout_id}: the data source has no more prompts after {len(self.passed)} of {self.target} groups"
-            )
+            raise out_of_prompts(self.rollout_id, len(self.passed), self.target)
         self.num_fetched += len(groups)
         for group in groups:
             age = age_of(group, self.rollout_id)
@@ -156,15 +162,9 @@ class TrainRound:
         self._check_getting_on()
 
     def _check_getting_on(self) -> None:
-        """An endless supply of dropped groups is an error, not a round that never ends."""
         num_dropped = self.num_dropped + self.num_aged_out
-        limit = max(20 * self.target, 20 * (self.args.over_sampling_batch_size or 0), 2 * len(self.data_source))
-        if not self.passed and num_dropped >= limit:
-            raise RuntimeError(
-                f"round {self.rollout_id}: {num_dropped} groups in a row were dropped and none kept, reasons "
-                f"{self.dropped.collect()}, {self.num_aged_out} too old; check the reward, --dynamic-sampling-filter-path and the "
-                "prompt lengths"
-            )
+        reasons = f"{self.dropped.collect()}, {self.num_aged_out} too old"
+        check_getting_on(self.args, self.data_source, self.rollout_id, len(self.passed), num_dropped, reasons)
 
     # ---- end of the round ------------------------------------------------------------------------------------------
 

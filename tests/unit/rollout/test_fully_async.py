@@ -186,3 +186,22 @@ def test_fb_a08_slow_prompts_are_trained_as_often_as_fast_ones_and_none_too_old(
 def test_evaluation_needs_another_function(async_args):
     with pytest.raises(ValueError, match="--eval-function-path"):
         generate_rollout_fully_async(async_args(), 0, None, evaluation=True)
+
+
+def test_a_filter_that_drops_everything_and_a_source_without_prompts_end_the_round(engine, async_args):
+    engine.answer = lambda payload: reply([7])
+    args = async_args(dynamic_sampling_filter_path="stub_rm.drop_all")
+    with pytest.raises(RuntimeError, match="round 0: 40 groups in a row were dropped and none kept.*drop_never': 40"):
+        generate_rollout_fully_async(args, 0, create_data_source(args))
+
+    class Few:
+        left = 3
+
+        def get_samples(self, num_samples):
+            self.left -= 1
+            return [Sample(prompt="a")] if self.left >= 0 else []
+
+    source, args = Few(), async_args()
+    assert len(generate_rollout_fully_async(args, 0, source).samples) == 2
+    with pytest.raises(RuntimeError, match="round 1: the data source has no more prompts after 1 of 2 groups"):
+        generate_rollout_fully_async(args, 1, source)
