@@ -73,6 +73,12 @@ def debug_modes(run: Run) -> None:
     if args.dump_details:
         args.save_debug_rollout_data = os.path.join(args.dump_details, "rollout_data", "{rollout_id}.pt")
         args.save_debug_train_data = os.path.join(args.dump_details, "train_data", "{rollout_id}.pt")
+    for flag, path in (
+        ("--save-debug-rollout-data", args.save_debug_rollout_data),
+        ("--save-debug-train-data", args.save_debug_train_data),
+    ):
+        if path and "{rollout_id" not in path:
+            run.notes.append(f"{flag} {path} has no {{rollout_id}}: each round replaces the dump of the one before")
     if args.load_debug_rollout_data and not args.debug_train_only:
         args.debug_train_only = True
         run.notes.append("--load-debug-rollout-data: samples come from the dump, no engine starts")

@@ -283,6 +283,26 @@ def _patterns(args, given) -> Problems:
                 yield f"{spelling(dest)} {pattern}: not a regular expression ({error})"
 
 
+TEMPLATES = {
+    "save_debug_rollout_data": ("rollout_id",),
+    "load_debug_rollout_data": ("rollout_id",),
+    "save_debug_train_data": ("rollout_id", "rank"),
+}
+
+
+def _templates(args, given) -> Problems:
+    """Paths in which numbers are filled in; evaluations are dumped as `eval_<number>`."""
+    for dest, names in TEMPLATES.items():
+        path = getattr(args, dest)
+        numbers = [0, "eval_0"] if dest == "save_debug_rollout_data" and args.eval_interval else [0]
+        try:
+            for number in numbers if path else ():
+                path.format(**dict.fromkeys(names, number))
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            known = " and ".join(f"{{{name}}}" for name in names)
+            yield f"{spelling(dest)} {path}: only {known} can be filled in ({type(error).__name__}: {error})"
+
+
 def _files(args, given) -> Problems:
     """Files that must exist before anything starts."""
     if args.prompt_data and args.data_source_path.startswith(DEFAULT_DATA_SOURCE) and not args.load_debug_rollout_data:
@@ -330,6 +350,7 @@ CHECKS = (
     _trainer,
     _optimizer,
     _patterns,
+    _templates,
     _files,
     distillation.problems,
     roles.problems,

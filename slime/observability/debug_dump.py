@@ -49,7 +49,12 @@ def load_rollout_dump(template: str, rollout_id: int | str, subsample: float | N
     content = torch.load(path, weights_only=True)
     if not isinstance(content, dict) or "samples" not in content:
         raise ValueError(f"--load-debug-rollout-data: {path} is no rollout dump (it has no entry 'samples')")
-    return [Sample.from_dict(from_plain(fields)) for fields in take_both_ends(content["samples"], subsample)]
+    rows = take_both_ends(content["samples"], subsample)
+    if content["samples"] and not rows:
+        raise ValueError(
+            f"--load-debug-rollout-data-subsample {subsample} of the {len(content['samples'])} samples of {path} leaves none"
+        )
+    return [Sample.from_dict(from_plain(fields)) for fields in rows]
 
 
 def take_both_ends(rows: Sequence, share: float | None) -> Sequence:

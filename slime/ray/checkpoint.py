@@ -7,16 +7,37 @@ point of this leaves the former checkpoint in place and chosen. Which one counts
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
 
 from slime.config import checkpoint_dirs as dirs
 
 logger = logging.getLogger(__name__)
+
+
+LOW_SPACE = 1 << 28
+"""Bytes; with fewer than these free, a failed save says how many are left."""
+
+
+@contextlib.contextmanager
+def telling_free_space(root: str) -> Iterator[None]:
+    """Writers say little about a full disk: add what is free to the error of a save inside.
+
+    Raises: RuntimeError instead of RuntimeError and OSError where space is low.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        free = shutil.disk_usage(root).free
+        if free >= LOW_SPACE:
+            raise
+        raise RuntimeError(f"{error}\n  the disk may be full: {free / 2**20:.1f} MiB are free in {root}") from error
 
 
 def begin(root: str, rollout_id: int) -> str:

@@ -179,6 +179,8 @@ class RolloutManager:
         self, rollout_id: int, samples: list[Sample], extra: dict, seconds: float, columns: dict[str, list]
     ) -> tuple[list[Box], dict[str, float]]:
         """Dump, metrics and conversion of a round's samples."""
+        for sample in samples:
+            sample.make_plain()
         self._dump(rollout_id, samples)
         metrics = self._rollout_metrics(rollout_id, samples, extra, seconds)
         if self._args.debug_rollout_only:
@@ -204,9 +206,12 @@ class RolloutManager:
         """Called while ``generate`` runs.
 
         Raises:
-            RuntimeError: engine processes ended; the message holds the end of their logs.
+            RuntimeError: the router or engine processes ended; the message holds the end of their logs.
         """
-        dead = self._server.dead_engines() if self._server else []
+        if self._server is None:
+            return
+        self._server.router.check_alive()
+        dead = self._server.dead_engines()
         if dead:
             raise RuntimeError(
                 f"{len(dead)} of {len(self._server.engine_urls)} rollout engines died: "
@@ -283,11 +288,19 @@ class RolloutManager:
 
     def mark_trained(self, rollout_id: int) -> dict[str, float]:
         """The round's groups reached the weights: the data source may forget them. Returns what became of all prompts."""
-        groups = self._trained_by.pop(rollout_id, [])
-        failed = [group for group in groups if all(leaf.status == Sample.Status.FAILED for leaf in leaves_of(group))]
-        self._data_source.mark_finished(failed, "failed")  # nothing of them is in the loss
-        self._data_source.mark_finished([group for group in groups if all(group is not other for other in failed)])
+        ends: dict[str, list] = {}
+        for group in group_by(leaves_of(self._trained_by.pop(rollout_id, [])), lambda leaf: leaf.group_index).values():
+            ends.setdefault(self._end_of(group), []).append(group)
+        for outcome, groups in ends.items():
+            self._data_source.mark_finished(groups, outcome)
         return {f"data/{name}": n for name, n in self._data_source.stats().items() if isinstance(n, int)}
+
+    def _end_of(self, group: list[Sample]) -> str:
+        """How a prompt of a trained round ended: trained if some token of its samples was in the loss."""
+        trains = self._args.custom_convert_samples_to_train_data_path  # whose masks are not known here
+        if trains or any(not leaf.remove_sample and leaf.effective_response_length for leaf in group):
+            return "trained"
+        return "failed" if all(leaf.status == Sample.Status.FAILED for leaf in group) else "filtered"
 
     def eval(self, rollout_id: int) -> dict[str, float]:
         """Evaluate on every held-out set. Returns metrics."""

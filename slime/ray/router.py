@@ -94,6 +94,15 @@ class Router:
             f"{_WORKERS_DEADLINE_S:.0f} s; it holds {workers}. See {self._log_path}"
         )
 
+    def check_alive(self) -> None:
+        """Raise RuntimeError with the end of its log when the process ended."""
+        status = self._process.poll() if self._process is not None else None
+        if status is not None:
+            tail = supervise.log_tail(self._log_path)
+            raise RuntimeError(
+                f"the router at {self.url} died with status {status}. End of its log {self._log_path}:\n{tail}"
+            )
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.stop()

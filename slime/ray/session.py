@@ -7,8 +7,6 @@ console. The driver is the only writer of metrics.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 from dataclasses import dataclass, field
 
@@ -22,6 +20,7 @@ from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
+from slime.ray.run_folders import RunFolders
 from slime.ray.slot_turns import SlotTurns
 from slime.ray.trainer import Trainer
 from slime.ray.wait import wait_for
@@ -90,7 +89,7 @@ class Session:
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        make_folders(self.args)
+        self._folders = RunFolders(self.args)
         self.tracker, self.console = Tracker(self.args), Console()
         try:
             self.console.start(self.args.start_notes, self.args.run_dir)
@@ -172,6 +171,7 @@ class Session:
         self._manager = self._trainer = None
         self.console.stop_live()
         self.tracker.close()
+        self._folders.release()
 
     # --- the verbs of the loop -------------------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Session:
         round that finds them written, at the next save, or at the end of the run.
         """
         args = self.args
-        with self._timed("save", rollout_id):
+        with self._timed("save", rollout_id), checkpoint.telling_free_space(args.save):
             self._finish_save()
             partial = checkpoint.begin(args.save, rollout_id)
             self._trainer.save(partial)
@@ -368,8 +368,9 @@ class Session:
         if self._saving is None or not (wait or self._trainer.save_is_written()):
             return
         (partial, facts), self._saving = self._saving, None
-        self._trainer.finish_save()
-        self.console.say(f"saved {checkpoint.commit(partial, **facts)}")
+        with checkpoint.telling_free_space(self.args.save):
+            self._trainer.finish_save()
+            self.console.say(f"saved {checkpoint.commit(partial, **facts)}")
 
     def end_round(self, rollout_id: int) -> None:
         """Log what the round took and print its line; commit a checkpoint that has been written meanwhile."""
@@ -449,21 +450,6 @@ def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, 
         for step, metrics in report.get("steps", {}).items():
             steps.setdefault(step, {}).update(metrics)
     return steps, rollout
-
-
-def make_folders(args) -> None:
-    """Make the folders that the run writes to: a place that cannot be written fails now, not at the first save.
-
-    Raises: OSError naming the flag and the folder.
-    """
-    for flag, folder in (("--output-dir", args.run_dir), ("--save", args.save)):
-        if folder is None:
-            continue
-        try:
-            os.makedirs(folder, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise OSError(f"{flag}: cannot write to {folder}: {error.strerror or error}") from error
 
 
 class _PhaseTimer:

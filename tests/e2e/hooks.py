@@ -79,3 +79,9 @@ async def fan_out(args, sample, sampling_params):
         part.reward = (0.1 + 0.2 if number % 2 else 0.3) + sample.index % 2
         parts.append(part)
     return parts
+
+
+def remove_first_group(args, groups):
+    """A sample filter that leaves nothing of one prompt in the loss."""
+    for sample in groups[0]:
+        sample.remove_sample = True

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from slime.config import checkpoint_dirs
 from slime.observability.tracking import read_metrics
+from slime.ray.run_folders import RunFolders
 from slime.rollout import ledger_command
 from slime.rollout.data_ledger import DataLedger
 from tests.e2e.conftest import Workspace, digits_rows, finish, launch, processes_of, write_rows
@@ -217,3 +219,21 @@ def test_deterministic_run_that_was_killed_three_times_ends_with_the_same_bits(c
         assert series[0] == series[1], metric
     assert max(line["train/kl_loss"] for line in straight if "train/kl_loss" in line) > 0
     assert weights == weights_again
+
+
+def test_continued_with_other_sizes_and_a_sample_filter_every_prompt_ends_once(train, tmp_path, capsys):
+    flags = ("--save", tmp_path / "save", "--save-interval", 1, "--over-sampling-batch-size", 6, "--partial-rollout")
+    flags += ("--rollout-sample-filter-path", "tests.e2e.hooks.remove_first_group")
+    train(*SMALL, *flags, "--num-rollout", 2, name="first")
+    held = RunFolders(SimpleNamespace(run_dir=str(tmp_path / "held"), save=None))
+    try:
+        second = train(*SMALL, *flags, "--num-rollout", 4, name="held", check=False)
+    finally:
+        held.release()
+    assert second.status == 2 and f"another run (process {os.getpid()} on " in second.output
+    other = ("--n-samples-per-prompt", 2, "--rollout-batch-size", 3)
+    third = train(*SMALL, *flags, *other, "--num-rollout", 4, name="third")
+    assert "unfinished groups start again" in third.output
+    assert ledger_command.run(str(tmp_path / "save")) == 0
+    outcomes = final_state(tmp_path)["ledger"]["outcomes"]
+    assert outcomes == {"trained": 3 + 3 + 2 + 2, "filtered": 4}, capsys.readouterr().out

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -68,6 +71,12 @@ def test_the_fields_of_replays_reach_the_engine_through_our_router_only(engine, 
         router.start()
         router.add_workers([engine])
         httpx.post(f"{router.url}/generate", json=BODY, timeout=30, trust_env=False).raise_for_status()
+        router.check_alive()
+        os.kill(router._process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="the router at http://127.0.0.1:.* died with status 137"):
+            for _ in range(50):
+                router.check_alive()
+                time.sleep(0.1)
     finally:
         router.stop()
     (received,) = FakeEngine.received

@@ -59,6 +59,14 @@ from slime.config import UserError
         ("--config-file x", "unknown flag --config-file"),
         ("--entropy-coef nan --lr inf", "(?s)--entropy-coef nan: must be a finite number.*--lr inf"),
         ("--freeze-params-name-list [", r"--freeze-params-name-list \[: not a regular expression"),
+        (
+            "--load-debug-rollout-data d/{round}.pt --num-rollout 1",
+            r"--load-debug-rollout-data .*d/\{round\}.pt: only \{rollout_id\} can be filled in",
+        ),
+        (
+            "--save-debug-train-data d/{}.pt",
+            r"--save-debug-train-data .*: only \{rollout_id\} and \{rank\} can be filled",
+        ),
         ("--run-name=", r"--run-name \(empty\): a name"),
     ],
 )

@@ -62,6 +62,14 @@ def test_a_share_outside_the_unit_interval_is_refused(share):
         take_both_ends([1], share)
 
 
+def test_a_subsample_without_samples_is_named(tmp_path):
+    save_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0, [make_sample(0)] * 3)
+    with pytest.raises(
+        ValueError, match="--load-debug-rollout-data-subsample 0.1 of the 3 samples of .*0.pt leaves none"
+    ):
+        load_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0, 0.1)
+
+
 def test_a_missing_or_foreign_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="no dump for round 9 at"):
         load_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 9)

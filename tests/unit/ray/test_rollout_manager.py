@@ -59,25 +59,43 @@ class Buffer:
         return {}
 
 
-def group(index: int, *statuses) -> list[Sample]:
-    return [Sample(group_index=index, status=status) for status in statuses]
+def group(index: int, *statuses, **fields) -> list[Sample]:
+    return [Sample(group_index=index, status=status, **fields) for status in statuses]
 
 
-def test_groups_that_whole_steps_leave_over_go_back_and_failed_ones_are_no_training():
-    """Round 3: group 1 did not fit into a step, every reward of group 2 failed."""
-    manager = RolloutManager(SimpleNamespace(n_samples_per_prompt=2), slots=None, host="127.0.0.1")
+def test_groups_that_whole_steps_leave_over_go_back_and_those_out_of_the_loss_are_no_training():
+    """Round 3: group 1 did not fit into a step, every reward of group 2 failed, a filter removed 3, all of 4 is masked."""
+    args = SimpleNamespace(n_samples_per_prompt=2, custom_convert_samples_to_train_data_path=None)
+    manager = RolloutManager(args, slots=None, host="127.0.0.1")
     manager._data_source, metrics = Buffer(), {}
-    done, failed = Sample.Status.COMPLETED, Sample.Status.FAILED
-    manager._trained_by[3] = [group(0, done, failed), group(1, done, done), group(2, failed, failed)]
+    done, failed, response = Sample.Status.COMPLETED, Sample.Status.FAILED, {"tokens": [1, 2], "response_length": 1}
+    manager._trained_by[3] = [
+        [*group(0, done, **response), *group(0, failed, remove_sample=True)],
+        group(1, done, done, **response),
+        group(2, failed, failed, remove_sample=True, **response),
+        group(3, done, done, remove_sample=True, **response),
+        group(4, done, done, loss_mask=[0], **response),
+        group(5, failed, failed, **response),  # what failed in a tool may be trained all the same
+    ]
     manager._keep_untrained(3, {1}, metrics)
     assert metrics == {"rollout/untrained_groups": 1}
     manager.mark_trained(3)
     assert manager._data_source.told == [
         ("mark_undelivered", [1]),
         ("add_samples", [1]),
+        ("mark_finished", [0, 5], "trained"),
         ("mark_finished", [2], "failed"),
-        ("mark_finished", [0]),
+        ("mark_finished", [3, 4], "filtered"),
     ]
+
+
+def test_a_flat_list_of_samples_ends_prompt_by_prompt():
+    manager = RolloutManager(SimpleNamespace(custom_convert_samples_to_train_data_path=None), None, "127.0.0.1")
+    manager._data_source = Buffer()
+    failed = group(0, Sample.Status.FAILED, remove_sample=True)
+    manager._trained_by[0] = [*failed, *group(0, Sample.Status.COMPLETED, tokens=[1, 2], response_length=1)]
+    manager.mark_trained(0)
+    assert manager._data_source.told == [("mark_finished", [0], "trained")]
 
 
 def test_prompts_that_a_loop_of_ones_own_leaves_out_count_as_filtered(monkeypatch):

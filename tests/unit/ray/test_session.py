@@ -4,18 +4,49 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime.ray import checkpoint
 from slime.ray.interrupts import uninterrupted
-from slime.ray.session import make_folders
+from slime.ray.run_folders import RunFolders
+
+
+def folders(run_dir, save=None):
+    return RunFolders(SimpleNamespace(run_dir=str(run_dir), save=save and str(save)))
 
 
 def test_folders_that_cannot_be_written_name_their_flag(tmp_path):
     (tmp_path / "file").write_text("")
-    make_folders(SimpleNamespace(run_dir=str(tmp_path / "a b" / "run"), save=None))
+    folders(tmp_path / "a b" / "run").release()
     assert (tmp_path / "a b" / "run").is_dir()
     with pytest.raises(OSError, match="--output-dir: cannot write to .*file/run: Not a directory"):
-        make_folders(SimpleNamespace(run_dir=str(tmp_path / "file" / "run"), save=None))
+        folders(tmp_path / "file" / "run")
     with pytest.raises(OSError, match="--save: cannot write to .*file/save"):
-        make_folders(SimpleNamespace(run_dir=str(tmp_path / "run"), save=str(tmp_path / "file" / "save")))
+        folders(tmp_path / "run", tmp_path / "file" / "save")
+
+
+def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
+    first = folders(tmp_path / "run", tmp_path / "save")
+    with pytest.raises(
+        ValueError, match=rf"--run-name: another run \(process {os.getpid()} on .*\) writes to .*run now"
+    ):
+        folders(tmp_path / "run", tmp_path / "else")
+    with pytest.raises(ValueError, match="--save: another run .* writes to .*save now"):
+        folders(tmp_path / "other", tmp_path / "save")
+    first.release()
+    folders(tmp_path / "other", tmp_path / "save").release()
+    folders(tmp_path / "run", tmp_path / "run").release()  # one place is held once
+
+
+def test_a_failed_save_says_when_the_disk_is_full(tmp_path, monkeypatch):
+    def save():
+        with checkpoint.telling_free_space(str(tmp_path)):
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 19))
+    with pytest.raises(RuntimeError, match="unexpected pos.*\n.*may be full: 1.5 MiB are free in "):
+        save()
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 40))
+    with pytest.raises(RuntimeError, match="^unexpected pos 704 vs 598$"):
+        save()
 
 
 def test_a_second_interrupt_does_not_cut_the_end_short():

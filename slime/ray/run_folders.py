@@ -1,0 +1,73 @@
+"""The folders that a run writes to: made when it starts, and held, so that no second run writes there at the same time.
+
+A lock is the operating system's, on the file `.lock` of the folder: it ends with the process that holds it, however that ends. File
+systems without locks are used without. Knows nothing of what is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from typing import IO
+
+LOCK_FILE = ".lock"
+
+
+class RunFolders:
+    """Makes and holds `args.run_dir` and `args.save`.
+
+    Raises:
+        OSError: one of them cannot be written to. ValueError: another run writes to it now.
+    """
+
+    def __init__(self, args) -> None:
+        self._held: list[IO] = []
+        places = {os.path.realpath(folder): flag for flag, folder in _folders(args)}
+        try:
+            for folder, flag in places.items():
+                _make(folder, flag)
+                self._held += _hold(folder, flag)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        while self._held:
+            self._held.pop().close()
+
+
+def _folders(args) -> list[tuple[str, str]]:
+    return [("--run-name", args.run_dir), *([("--save", args.save)] if args.save is not None else [])]
+
+
+def _make(folder: str, flag: str) -> None:
+    """A place that cannot be written fails now, not at the first save."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        flag = "--output-dir" if flag == "--run-name" else flag
+        raise OSError(f"{flag}: cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _hold(folder: str, flag: str) -> list[IO]:
+    """The locked file; an empty list where the file system has no locks."""
+    file = open(os.path.join(folder, LOCK_FILE), "a+", encoding="utf-8")  # noqa: SIM115 - open as long as it is held
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise ValueError(
+            f"{flag}: another run ({holder}) writes to {folder} now; wait for its end, or give this one another {flag}"
+        ) from None
+    except OSError:
+        file.close()
+        return []
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return [file]
