@@ -35,13 +35,21 @@ class _TensorboardAdapter:
 
         self._writer = EventFileWriter(str(tensorboard_dir(args)), flush_secs=5)
 
-    def log(self, data: dict[str, float], step: int) -> None:
-        """Write each number of `data` as a scalar at `step`."""
+    def log(self, data: dict[str, float], step: int, wall_time: float | None = None) -> None:
+        """Write each number of `data` as a scalar at `step`; `wall_time` is now when not given."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=float(value)) for tag, value in data.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        now = time.time() if wall_time is None else wall_time
+        self._writer.add_event(Event(wall_time=now, step=step, summary=Summary(value=values)))
+
+    def forget_from(self, step: int) -> None:
+        """Have readers drop everything at `step` and later, of every tag, that stands in this file and in earlier ones."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 
     def flush(self) -> None:
         """Hand everything written so far to the disk."""

@@ -2,8 +2,8 @@
 
 Invariants: only the driver process owns a Tracker; each call of `log` ends in one complete line on disk, so that a
 killed run loses nothing it has logged; a line cut short by a kill is closed before the next one is written. A run that
-was interrupted moves the lines of the rounds it does again to `metrics.superseded.jsonl`, so that each round appears
-once. Numbers that JSON cannot hold (nan, inf) become null. Keys of accounts are written nowhere.
+was interrupted moves the lines of the rounds it does again to `metrics.superseded.jsonl` and takes them out of the views, so
+that each round appears once. Numbers that JSON cannot hold (nan, inf) become null. Keys of accounts are written nowhere.
 It does not know where metrics come from or what they mean.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 METRICS_FILE = "metrics.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
 CONFIG_FILE = "config.yaml"
+BEFORE_TRAINING = -1  # step of an evaluation before round 0 where round 0 is evaluated too
 SECRET = re.compile(r"wandb_key|.*api_?key|.*password|.*secret(_.*)?|(hf|auth|access)_token", re.IGNORECASE)
 
 
@@ -31,9 +32,10 @@ class Tracker:
         self.args, self.run_dir = args, Path(args.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         dump_config(args, self.run_dir / CONFIG_FILE)
-        self._tensorboard = _make_tensorboard(args)
-        self._wandb = _make_wandb(args)
         self._file = _open_for_append(self.run_dir / METRICS_FILE)
+        self._num_lines = len((self.run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines())
+        self._tensorboard = _make_tensorboard(args)
+        self._wandb = _make_wandb(args, self._num_lines)
 
     def __enter__(self) -> Tracker:
         return self
@@ -51,33 +53,58 @@ class Tracker:
         line.update({name: value if math.isfinite(value) else None for name, value in values.items()})
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        shown_step = view_step(self.args, step_key, int(step))
-        if self._tensorboard is not None:
-            self._tensorboard.log(values, shown_step)
-        if self._wandb is not None:
-            self._wandb.log(values, step_key, shown_step)
+        self._show_in_tensorboard(line, values)
+        self._show_in_wandb(line, values, self._num_lines)
+        self._num_lines += 1
 
     def rewind(self, rollout_id: int, steps_per_rollout: int) -> None:
         """Round `rollout_id` comes next: set aside the lines of it and of later rounds, which an earlier attempt wrote."""
-        first = {"train/step": rollout_id * steps_per_rollout}
+        first = {"train/step": rollout_id * steps_per_rollout, "eval/step": rollout_id or BEFORE_TRAINING}
+        texts = (self.run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+        lines = [_parsed(text) for text in texts]
+        gone = [line is None or line["step"] >= first.get(line["step_key"], rollout_id) for line in lines]
+        if any(gone):
+            self._set_aside(texts, gone)
+            self._mend_views(lines, gone)
+
+    def _set_aside(self, texts: list[str], gone: list[bool]) -> None:
+        """Leave the lines in metrics.jsonl that are not gone, and append the others to the superseded ones."""
         path = self.run_dir / METRICS_FILE
-        kept, superseded = [], []
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-                is_later = line["step"] >= first.get(line["step_key"], rollout_id)
-            except (json.JSONDecodeError, KeyError):
-                is_later = True  # cut short by a kill
-            (superseded if is_later else kept).append(text + "\n")
-        if not superseded:
-            return
         with open(self.run_dir / SUPERSEDED_FILE, "a", encoding="utf-8") as file:
-            file.writelines(superseded)
+            file.writelines(text + "\n" for text, is_gone in zip(texts, gone, strict=True) if is_gone)
         partial = path.with_suffix(".tmp")
+        kept = (text + "\n" for text, is_gone in zip(texts, gone, strict=True) if not is_gone)
         partial.write_text("".join(kept), encoding="utf-8")
         self._file.close()
         os.replace(partial, path)
         self._file = _open_for_append(path)
+
+    def _mend_views(self, lines: list[dict | None], gone: list[bool]) -> None:
+        """Take the gone lines out of TensorBoard and W&B. Both forget everything from some point on, so what is kept behind it is
+        written there again."""
+        kept = [line for line, is_gone in zip(lines, gone, strict=True) if not is_gone]
+        again = [line for line, is_gone in zip(lines, gone, strict=True) if is_gone and line is not None]
+        self._num_lines = len(kept)
+        if self._tensorboard is not None and again:
+            step = min(self._view_step(line) for line in again)
+            self._tensorboard.forget_from(step)
+            for line in kept:
+                if self._view_step(line) >= step:
+                    self._show_in_tensorboard(line, _values_of(line))
+        if self._wandb is not None and again:
+            for number in range(self._wandb.rewind(gone.index(True), len(kept)), len(kept)):
+                self._show_in_wandb(kept[number], _values_of(kept[number]), number)
+
+    def _view_step(self, line: dict) -> int:
+        return view_step(self.args, line["step_key"], line["step"])
+
+    def _show_in_tensorboard(self, line: dict, values: dict[str, float]) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.log(values, self._view_step(line), line["time"])
+
+    def _show_in_wandb(self, line: dict, values: dict[str, float], number: int) -> None:
+        if self._wandb is not None:
+            self._wandb.log(values, line["step_key"], self._view_step(line), number)
 
     def close(self) -> None:
         """Flush and close every sink."""
@@ -120,13 +147,22 @@ def read_metrics(run_dir: str | Path) -> list[dict]:
     path = Path(run_dir) / METRICS_FILE
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue  # cut short by a kill; see the module invariants
-    return lines
+    lines = [_parsed(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line is not None]
+
+
+def _parsed(text: str) -> dict | None:
+    """Return a line of metrics.jsonl; None for one that a kill has cut short (see the module invariants)."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
+
+
+def _values_of(line: dict) -> dict[str, float]:
+    """Return the metrics of a line as they were logged; infinities are nan."""
+    metrics = ((name, value) for name, value in line.items() if name not in ("time", "step_key", "step"))
+    return {name: math.nan if value is None else value for name, value in metrics}
 
 
 def _open_for_append(path: Path):
@@ -150,13 +186,13 @@ def _make_tensorboard(args):
     return _TensorboardAdapter(args)
 
 
-def _make_wandb(args):
+def _make_wandb(args, num_lines: int):
     """Return the W&B adapter; None unless asked for."""
     if not args.use_wandb:
         return None
     from slime.observability.wandb_utils import WandbAdapter
 
-    return WandbAdapter(args, plain_config(args))
+    return WandbAdapter(args, plain_config(args), num_lines)
 
 
 def _as_number(name: str, value) -> float:

@@ -302,15 +302,15 @@ class RolloutManager:
             return "trained"
         return "failed" if all(leaf.status == Sample.Status.FAILED for leaf in group) else "filtered"
 
-    def eval(self, rollout_id: int) -> dict[str, float]:
-        """Evaluate on every held-out set. Returns metrics."""
+    def eval(self, rollout_id: int, step: int) -> dict[str, float]:
+        """Evaluate on every held-out set; the dump is named ``eval_<step>``. Returns metrics."""
         from slime.observability.rollout_metrics import compute_eval_metrics
 
         args = self._args
         with untouched_random_numbers():
             output = call_rollout_path(args, "eval_function_path", rollout_id, self._data_source, evaluation=True)
         for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
-        self._dump(f"eval_{rollout_id}", for_dump)
+        self._dump(f"eval_{step}", for_dump)
         extra = output.metrics or {}
         if args.custom_eval_rollout_log_function_path:
             if call_hook(args, "custom_eval_rollout_log_function_path", rollout_id, args, output.data, extra):

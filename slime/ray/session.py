@@ -14,7 +14,7 @@ from slime.config import checkpoint_dirs
 from slime.observability.console import Console
 from slime.observability.mismatch_alarm import MismatchAlarm
 from slime.observability.timer import step_time_metrics
-from slime.observability.tracking import Tracker
+from slime.observability.tracking import BEFORE_TRAINING, Tracker
 from slime.ray import boot, checkpoint
 from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
@@ -78,6 +78,7 @@ class Session:
         self._engine_urls: list[str] = []
         self._manager = self._trainer = None
         self._own_round_began = 0.0
+        self._has_begun = False  # a round was begun
         self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
         self._held_out: dict[str, list] | None = None  # shards of an SFT run's evaluation sets
         self._report = RoundReport()
@@ -188,10 +189,13 @@ class Session:
 
     def begin_generate(self, rollout_id: int) -> Generation:
         """Queue a round; the rollout process generates one at a time."""
+        self._begin_round(rollout_id)
+        return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
+
+    def _begin_round(self, rollout_id: int) -> None:
         self._turns.to_generation()
         self._note_startup()
-        self._generated_with[rollout_id] = self._weight_version
-        return Generation(rollout_id, self._manager.generate.remote(rollout_id), time.monotonic())
+        self._generated_with[rollout_id], self._has_begun = self._weight_version, True
 
     def finish_generate(self, generation: Generation) -> list:
         """Wait for a round. Returns one boxed shard per data-parallel rank; calling it again returns the same."""
@@ -218,9 +222,7 @@ class Session:
 
         Returns: ``--rollout-batch-size`` prompts of the Data Buffer, ``--n-samples-per-prompt`` samples of each, one after another.
         """
-        self._turns.to_generation()
-        self._note_startup()
-        self._generated_with[rollout_id] = self._weight_version
+        self._begin_round(rollout_id)
         samples = wait_for(self._manager.prompts.remote(rollout_id), "the Data Buffer", deadline_s=600)
         self._own_round_began = time.monotonic()
         self.console.begin("generate", rollout_id)
@@ -302,23 +304,27 @@ class Session:
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Evaluate with the weights that the engines hold now; without engines, the loss of an SFT run's held-out sets.
 
+        It stands at the round's number in metrics and dumps, but for the first of two evaluations of round 0
+        (``evaluation_step``).
+
         Returns: the metrics.
         """
+        step = self.evaluation_step(rollout_id)
         if not self._engine_urls:
-            return self._evaluate_loss(rollout_id)
+            return self._evaluate_loss(rollout_id, step)
         self._turns.to_generation()
         self._note_startup()
         with self._timed("eval", rollout_id):
             metrics = wait_for(
-                self._manager.eval.remote(rollout_id),
+                self._manager.eval.remote(rollout_id, step),
                 f"evaluation at round {rollout_id}",
                 deadline_s=self.args.stall_timeout,
                 on_poll=self._poll_progress,
             )
-        self._report_evaluation(rollout_id, metrics)
+        self._report_evaluation(step, metrics)
         return metrics
 
-    def _evaluate_loss(self, rollout_id: int) -> dict[str, float]:
+    def _evaluate_loss(self, rollout_id: int, step: int) -> dict[str, float]:
         if self._trainer is None:
             return {}
         with self._timed("eval", rollout_id):
@@ -326,11 +332,11 @@ class Session:
                 self._held_out = wait_for(self._manager.held_out_shards.remote(), "held-out samples", deadline_s=600)
             losses = {name: self._trainer.loss(shards) for name, shards in self._held_out.items()}
         metrics = {f"eval/{name}-loss": loss for name, loss in losses.items()}
-        self._report_evaluation(rollout_id, metrics)
+        self._report_evaluation(step, metrics)
         return metrics
 
-    def _report_evaluation(self, rollout_id: int, metrics: dict[str, float]) -> None:
-        self._log(metrics, "eval/step", rollout_id)
+    def _report_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        self._log(metrics, "eval/step", step)
         scores = {name: value for name, value in metrics.items() if name.count("/") == 1 and "_ratio" not in name}
         if scores:
             self.console.say("evaluation  " + "  ".join(f"{name} {value:.3f}" for name, value in scores.items()))
@@ -390,6 +396,11 @@ class Session:
     def eval_due_before(self, rollout_id: int) -> bool:
         is_first = rollout_id == 0 and not self.args.skip_eval_before_train
         return is_first and self.args.eval_interval is not None
+
+    def evaluation_step(self, rollout_id: int) -> int:
+        """``rollout_id``; before the first round -1 where round 0 is evaluated again when it is trained."""
+        is_first_of_two = self.num_rollout > 0 and self.eval_due_before(rollout_id) and self.eval_due(rollout_id)
+        return BEFORE_TRAINING if is_first_of_two and not self._has_begun else rollout_id
 
     def eval_due(self, rollout_id: int) -> bool:
         return should_run_periodic_action(rollout_id, self.args.eval_interval, self._num_rollout_per_epoch)

@@ -246,7 +246,7 @@ def test_the_manager_calls_rollout_and_log_functions(hooks, make_args):
     groups, extra = manager._groups(3)
     assert groups[0][0].token_spans[0]["source"] == f"{file}:rollout_function"  # what the check of samples will name
     assert manager._rollout_metrics(3, groups, extra, 1.5) == {}
-    assert manager.eval(3) == {}
+    assert manager.eval(3, 3) == {}
     source = "RolloutDataSourceWithBuffer"
     assert calls == [
         ("rollout", 3, source, False),
@@ -385,7 +385,7 @@ def test_what_hooks_of_the_rollout_return_is_refused_by_flag_with_the_expected_s
         manager = manager_for(args)
         manager._data_source.add_samples([[Sample(prompt="p"), Sample(prompt="p")]])
         if option == "eval_function_path":
-            manager.eval(0)
+            manager.eval(0, 0)
         groups, _ = manager._groups(0)
         convert_samples_to_train_data(args, [sample for group in groups for sample in group])
 
@@ -420,7 +420,7 @@ def test_what_a_hook_raises_is_named_with_the_place_in_it(engine, make_args, wri
         groups, extra = manager._groups(0)
         manager._rollout_metrics(0, groups, extra, 1.0)
         convert_samples_to_train_data(args, [sample for group in groups for sample in group])
-        manager.eval(0)
+        manager.eval(0, 0)
     text = str(error.value)
     assert "KeyError: 'mine'" in text and "in helper" in text and "line 2" in text
     if option != "custom_rm_path":  # its failures are counted per sample; a round of nothing else ends the run

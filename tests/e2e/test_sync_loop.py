@@ -96,13 +96,13 @@ def eval_file(workspace, tmp_path):
     return path
 
 
-def test_same_seed_gives_the_same_run_evaluated_or_not(train, eval_file):
+def test_same_seed_gives_the_same_run_evaluated_or_not(train, eval_file, tmp_path):
     flags = (*SMALL, "--num-rollout", 2)
-    first, second = (
-        train(*flags, name="first"),
-        train(*flags, *("--eval-config", eval_file, "--eval-interval", 1), name="2"),
-    )
-    assert len(second.metrics("eval/step")) == 3
+    evaluated = ("--eval-config", eval_file, "--eval-interval", 1)
+    dump = ("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt")
+    first, second = train(*flags, name="first"), train(*flags, *evaluated, *dump, name="2")
+    assert [line["step"] for line in second.metrics("eval/step")] == [-1, 0, 1]
+    assert {path.name for path in (tmp_path / "dump").glob("eval_*")} == {f"eval_{step}.pt" for step in (-1, 0, 1)}
     for metric in ("rollout/raw_reward", "train/grad_norm", "data/trained"):
         assert first.series(metric) == second.series(metric) and len(first.series(metric)) == 2, metric
 

@@ -37,8 +37,12 @@ def read_scalars(folder):
 
 
 @pytest.fixture(autouse=True)
-def _no_tensorboard_dir(monkeypatch):
+def _event_files_in_order(monkeypatch):
+    """Files are read in the order of their names, which begin with the second; those of one second count up, in three digits."""
+    from tensorboard.summary.writer import event_file_writer
+
     monkeypatch.delenv("TENSORBOARD_DIR", raising=False)
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
 def test_each_log_call_is_one_line_on_disk_at_once(tmp_path):
@@ -168,6 +172,45 @@ def test_continued_run_has_each_round_once_and_keeps_what_it_did_before(tmp_path
     assert len(path.read_text().splitlines()) == len(lines)
     superseded = (tmp_path / "run" / "metrics.superseded.jsonl").read_text().splitlines()
     assert len(superseded) == 2 * (1 + 2 + 1) + 1
+
+
+@pytest.mark.parametrize("steps_per_round", [1, 3])
+def test_continued_run_shows_each_step_once_in_tensorboard(tmp_path, steps_per_round):
+    args = make_args(tmp_path, use_tensorboard=True)
+
+    def attempt(rounds, sign):
+        """As in the look-ahead loop, a round is generated before the one before it is trained."""
+        with Tracker(args) as tracker:
+            tracker.rewind(rounds[0], steps_per_round)
+            for rollout_id in rounds:
+                tracker.log({"r": sign * rollout_id}, "rollout/step", rollout_id)
+                for step in range((rollout_id - 1) * steps_per_round, rollout_id * steps_per_round):
+                    if rollout_id > rounds[0]:
+                        tracker.log({"t": sign * step, f"t{sign}": math.nan}, "train/step", step)
+                tracker.log({"e": sign * rollout_id}, "eval/step", rollout_id)
+
+    attempt(range(6), 1)
+    attempt(range(3, 8), -1)
+    attempt(range(7, 9), 10)
+    shown = read_scalars(tmp_path / "run" / "tensorboard")
+    assert shown["r"] == shown["e"] == [(0, 0), (1, 1), (2, 2), (3, -3), (4, -4), (5, -5), (6, -6), (7, 70), (8, 80)]
+    of_round = [1, 1, 1, -1, -1, -1, -1, 10]
+    assert shown["t"] == [(step, step * of_round[step // steps_per_round]) for step in range(8 * steps_per_round)]
+    lines = read_metrics(tmp_path / "run")
+    for tag, points in shown.items():
+        assert [step for step, _ in points] == [line["step"] for line in lines if tag in line], tag
+    assert all(math.isnan(value) for _, value in shown["t1"])
+
+
+def test_restart_from_nothing_leaves_nothing_of_the_attempt_before(tmp_path):
+    args = make_args(tmp_path, use_tensorboard=True)
+    for value in (1, 2):
+        with Tracker(args) as tracker:
+            tracker.rewind(0, steps_per_rollout=1)
+            tracker.log({"eval/set": value}, "eval/step", -1)
+            tracker.log({"rollout/x": value}, "rollout/step", 0)
+    assert read_scalars(tmp_path / "run" / "tensorboard") == {"eval/set": [(-1, 2)], "rollout/x": [(0, 2)]}
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [-1, 0]
 
 
 def test_continuing_in_a_new_folder_has_nothing_to_set_aside(tmp_path):

@@ -1,4 +1,4 @@
-"""The W&B sink: identity, axes, secrets, and real files of an offline run. The package is optional, so most tests bring a stand-in."""
+"""The W&B sink: identity, axes, secrets, and real files of an offline run. Most tests bring a stand-in for the package."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from slime.config import parse_args
 from slime.observability import wandb_utils
 from slime.observability.tracking import Tracker, read_metrics
 
 
 class FakeRun:
     def __init__(self):
-        self.lines, self.axes, self.is_finished = [], {}, False
+        self.lines, self.axes, self.is_finished, self.starting_step = [], {}, False, 0
 
     def define_metric(self, name, step_metric=None):
         self.axes[name] = step_metric
 
-    def log(self, data):
+    def log(self, data, step, commit):
         self.lines.append(data)
 
     def finish(self):
@@ -47,27 +46,11 @@ def wandb(monkeypatch):
         module.options = options
         return module.run
 
-    module.init = init
+    module.init, module.teardown = init, lambda: None
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr(wandb_utils, "is_wandb_available", lambda: True)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     return module
-
-
-@pytest.fixture
-def parsed(tmp_path, monkeypatch):
-    """``parsed(*flags)``: the arguments of a small run."""
-    monkeypatch.chdir(tmp_path)
-
-    def parse(*flags):
-        model = Path(__file__).resolve().parents[2] / "assets" / "config" / "tiny-qwen3"
-        model_and_data = ["--hf-checkpoint", str(model), "--prompt-data", str(tmp_path / "rows.jsonl")]
-        (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "label": "1"}\n')
-        sizes = ["--num-rollout", "3", "--rollout-batch-size", "4", "--n-samples-per-prompt", "2"]
-        output = ["--output-dir", str(tmp_path), "--run-name", "run"]
-        return parse_args([*model_and_data, *sizes, *output, *flags])
-
-    return parse
 
 
 def test_flags_become_the_identity_of_the_wandb_run(wandb, parsed, tmp_path):
@@ -92,6 +75,23 @@ def test_continued_run_keeps_its_id_and_the_group_carries_it(wandb, parsed):
     Tracker(args).close()
     assert wandb.options["id"] == first and len(first) == 8
     assert wandb.options["group"] == f"g_{first}" and wandb.options["mode"] == "online"
+
+
+def test_runs_of_two_folders_have_different_ids(wandb, parsed, tmp_path):
+    ids = []
+    for name in ("one", "two"):
+        Tracker(parsed("--use-wandb", "--run-name", name)).close()
+        ids.append(wandb.options["id"])
+        assert (tmp_path / name / "wandb_run_id.txt").read_text().split() == [wandb.options["id"]]
+    assert len(set(ids)) == 2
+
+
+def test_disabled_run_may_be_continued(parsed, tmp_path):
+    for first in (0, 1, 0):
+        with Tracker(parsed("--use-wandb", "--wandb-mode", "disabled")) as tracker:
+            tracker.rewind(first, steps_per_rollout=1)
+            for step in (0, 1):
+                tracker.log({"train/loss": 0.5}, "train/step", step)
 
 
 def test_api_key_is_used_online_and_stands_in_no_file(wandb, parsed, tmp_path):
@@ -120,7 +120,7 @@ def test_server_that_does_not_answer_at_the_end_is_a_warning(wandb, parsed, capl
 
 
 def test_metrics_that_wandb_does_not_take_stop_nothing(wandb, parsed, tmp_path, caplog, monkeypatch):
-    def refuse(data):
+    def refuse(data, step, commit):
         raise ConnectionError("the service is gone")
 
     monkeypatch.setattr(wandb.run, "log", refuse)
@@ -164,7 +164,6 @@ os._exit(0)  # the server takes nothing, so there is nothing to wait for
 
 
 def test_key_is_not_written_to_the_home_folder_by_wandb_itself(parsed, tmp_path, wandb_server):
-    pytest.importorskip("wandb")
     home, key = tmp_path / "home", "5" * 40
     home.mkdir()
     args = parsed("--use-wandb", "--wandb-mode", "online", "--wandb-key", key, "--wandb-host", wandb_server)
@@ -205,7 +204,6 @@ def test_wandb_flags_alone_are_said_to_do_nothing(parsed):
 
 
 def test_offline_run_writes_wandbs_own_files(parsed, tmp_path):
-    pytest.importorskip("wandb")
     with Tracker(parsed("--use-wandb", "--wandb-mode", "offline")) as tracker:
         tracker.log({"train/loss": 0.25}, "train/step", 0)
     (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")

@@ -31,6 +31,7 @@ class TracedSession(Session):
 
     def begin_generate(self, rollout_id):
         self.note("begin", rollout_id)
+        self._has_begun = True
         return Generation(rollout_id, None, 0.0)
 
     def finish_generate(self, generation):
@@ -49,7 +50,7 @@ class TracedSession(Session):
         self.note("save", rollout_id)
 
     def evaluate(self, rollout_id):
-        self.note("eval", rollout_id)
+        self.note("eval", self.evaluation_step(rollout_id))
 
     def end_round(self, rollout_id):
         pass
@@ -98,3 +99,18 @@ def test_fb_a09_loops_finish_their_last_round_and_sync_after_it(run, module, num
 def test_saving_is_due_at_the_interval_and_after_the_last_round(run):
     trace = run(train, num_rollout=5, save="folder", save_interval=2)
     assert [verb for verb in trace if verb.startswith("save")] == ["save 1", "save 3", "save 4"]
+
+
+@pytest.mark.parametrize("module", [train, train_async])
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"eval_interval": 1}, [-1, 0, 1]),  # two evaluations of round 0
+        ({"eval_interval": 1, "skip_eval_before_train": True}, [0, 1]),
+        ({"eval_interval": 2}, [0, 1]),
+        ({"eval_interval": 1, "num_rollout": 0}, [0]),
+    ],
+)
+def test_no_two_evaluations_share_a_step(run, module, changes, steps):
+    trace = run(module, **({"num_rollout": 2} | changes))
+    assert [verb for verb in trace if verb.startswith("eval")] == [f"eval {step}" for step in steps]
