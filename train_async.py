@@ -29,6 +29,7 @@ def train(args) -> None:
             if run.save_due(rollout_id):
                 run.save(rollout_id)
             if run.sync_due(rollout_id):
+                run.prepare_weights()  # the disk transport: files are written while engines generate
                 for generation in ahead:  # no weights change under a running generation
                     run.finish_generate(generation)
                 run.update_weights()

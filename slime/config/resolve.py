@@ -16,7 +16,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slime.config import algorithm, checkpoint_paths, eval_rules, lora_rules, megatron_values, roles, validate
+from slime.config import (
+    algorithm,
+    checkpoint_paths,
+    eval_rules,
+    lora_rules,
+    megatron_values,
+    roles,
+    sync_rules,
+    validate,
+)
 from slime.config.eval_datasets import build_eval_datasets
 from slime.config.model_shape import fill_shape
 from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
@@ -404,4 +413,5 @@ STEPS: tuple[Callable[[Run], None], ...] = (
     engine_arguments,
     megatron_values.resolve_megatron,
     roles.resolve_roles,
+    sync_rules.note_unused,
 )

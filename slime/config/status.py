@@ -21,13 +21,9 @@ def _all(reason: str, *dests: str) -> dict[str, Unbuilt]:
 UNBUILT: dict[str, Unbuilt] = {
     **_all("ending the trainer between rounds is not built yet: --offload-train frees its memory", "release_train"),
     "update_weight_mode": ("delta updates are not built yet", ("delta",)),
-    "update_weight_transport": ("the disk transport is not built yet", ("disk",)),
     **_all(
-        "the disk transport is not built yet",
-        "update_weight_disk_dir",
-        "update_weight_disk_keep_files",
+        "engines that pull into a local copy are not built yet (SGLang needs a patch for it): they read --update-weight-disk-dir",
         "update_weight_local_checkpoint_dir",
-        "custom_update_weight_post_write_path",
     ),
     "update_weight_delta_encoding": ("delta updates are not built yet", ("overwrite",)),
     "update_weight_delta_checksum": ("delta updates are not built yet", ("blake3", "adler32")),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, distillation, eval_rules, experts, layout, lora_rules, roles, savings
+from slime.config import algorithm, distillation, eval_rules, experts, layout, lora_rules, roles, savings, sync_rules
 from slime.config.eval_rules import FULLY_ASYNC
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
@@ -346,6 +346,7 @@ CHECKS = (
     savings.problems,
     experts.problems,
     lora_rules.problems,
+    sync_rules.problems,
     layout.problems,
     _trainer,
     _optimizer,

@@ -52,6 +52,21 @@ class ActorGroup:
         """Snapshot of the last rank's training: it holds the last pipeline stage, where a micro-batch's loss is computed."""
         return wait_for(self._ranks[-1].progress.remote(), "the trainer's progress", deadline_s=120)
 
+    def write_weights(self, engine_urls: list[str], version: int, on_poll: Callable[[], None] | None = None) -> None:
+        """Write the folder of ``version``, see ``TrainActor.write_weights``; a wait that is too long names the hook in it."""
+
+        def poll() -> str | None:
+            if on_poll is not None:
+                on_poll()
+            return self._oldest_hook() if self._args.custom_update_weight_post_write_path is not None else None
+
+        self._on_all("write_weights", engine_urls, version, on_poll=poll)
+
+    def _oldest_hook(self) -> str | None:
+        calls = [rank.progress.remote() for rank in self._ranks]
+        snapshots = wait_for(calls, "the trainer's progress", deadline_s=120)
+        return next((snapshot["oldest hook"] for snapshot in snapshots if "oldest hook" in snapshot), None)
+
     def update_weights(
         self, engine_urls: list[str], version: int, in_use: set[int], on_poll: Callable[[], None] | None = None
     ) -> dict[str, float]:

@@ -16,7 +16,7 @@ LOCK_FILE = ".lock"
 
 
 class RunFolders:
-    """Makes and holds `args.run_dir` and `args.save`.
+    """Makes and holds `args.run_dir`, `args.save` and, for the disk transport, `args.update_weight_disk_dir`.
 
     Raises:
         OSError: one of them cannot be written to. ValueError: another run writes to it now.
@@ -39,7 +39,9 @@ class RunFolders:
 
 
 def _folders(args) -> list[tuple[str, str]]:
-    return [("--run-name", args.run_dir), *([("--save", args.save)] if args.save is not None else [])]
+    disk = args.update_weight_disk_dir if args.update_weight_transport == "disk" else None
+    folders = [("--run-name", args.run_dir), ("--save", args.save), ("--update-weight-disk-dir", disk)]
+    return [(flag, folder) for flag, folder in folders if folder is not None]
 
 
 def _make(folder: str, flag: str) -> None:

@@ -282,6 +282,16 @@ class Session:
             self.console.say(warning)
         self._log(prompts, "rollout/step", rollout_id)
 
+    def prepare_weights(self) -> None:
+        """With ``--update-weight-transport disk``, write the files of the next ``update_weights`` while engines generate.
+
+        Only saves time: ``update_weights`` does what was not done before.
+        """
+        if self._trainer is not None and self._engine_urls and self.args.update_weight_transport == "disk":
+            with self._timed("sync", None):
+                version = self._weight_version + 1
+                self._trainer.write_weights(self._engine_urls, version, self._check_engines_now_and_then)
+
     def update_weights(self) -> None:
         """Bring every engine to the trainer's weights under the next version; nothing to do without engines or trainer."""
         self._weight_version += 1

@@ -1,7 +1,8 @@
 """One rank of a train role: a Ray actor around the Megatron actor of that rank. Fetches its shard, trains, sends weights.
 
 Engines on the trainer's slots get weights through shared memory, each from the rank on its first slot; all others from rank 0: by
-broadcast, or, on a node without accelerators, through the memory that its processes share.
+broadcast, or, on a node without accelerators, through the memory that its processes share. With the disk transport all ranks
+write a folder together, which rank 0 has every engine read.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from slime.observability.progress import Progress
-from slime.utils.hook_calls import oldest_call
+from slime.utils.hook_calls import call_hook, oldest_call
+
+if TYPE_CHECKING:
+    from slime.utils.engine_client import EngineClient
 
 
 class TrainActor:
@@ -30,6 +35,8 @@ class TrainActor:
         self._progress = Progress()
         self._actor = None
         self._publisher = None
+        self._hook_engines: list[EngineClient] | None = None
+        self._write_s = 0.0
         self._engines_have_base = args.lora_base == args.hf_checkpoint
 
     def warm_up(self) -> None:
@@ -97,6 +104,21 @@ class TrainActor:
 
         return unpack(ray.get(shards[self._actor.dp_rank].inner, timeout=self._args.stall_timeout))
 
+    def write_weights(self, engine_urls: list[str], version: int) -> None:
+        """Write the current weights as the folder of ``version`` (disk transport), then call the user's hook; engines generate
+        meanwhile. All ranks call it."""
+        from slime.backends.weight_sync.disk import version_folder
+
+        args, started, folder = self._args, time.monotonic(), version_folder(self._args, version)
+        try:
+            self._actor.save_hf(folder.path)
+        except Exception as error:
+            raise RuntimeError(f"--update-weight-disk-dir: {folder.path} could not be written: {error}") from error
+        if args.custom_update_weight_post_write_path is not None:
+            self._hook_engines = self._hook_engines or self._clients(engine_urls)
+            call_hook(args, "custom_update_weight_post_write_path", args, folder.path, list(self._hook_engines))
+        self._write_s = time.monotonic() - started
+
     def update_weights(self, engine_urls: list[str], version: int, in_use: set[int]) -> dict[str, float]:
         """Send the current weights as ``version`` to the engines that are this rank's.
 
@@ -105,6 +127,8 @@ class TrainActor:
         self._actor.remember(version, in_use)
         if self._publisher is None:
             self._publisher = self._make_publisher(engine_urls)
+        if self._args.update_weight_transport == "disk":
+            return self._load_written(version)
         if self._args.lora_sync == "adapter":
             return self._update_adapters(version)
         started = time.monotonic()
@@ -117,6 +141,24 @@ class TrainActor:
         return {
             "perf/update_weights_time": time.monotonic() - started,
             "perf/update_weights_wire_bytes": stats["bytes"],
+            "rollout/weight_version": version,
+        }
+
+    def _load_written(self, version: int) -> dict[str, float]:
+        """Have the engines read the folder of ``version``, with which all ranks are done."""
+        from slime.backends.weight_sync.disk import version_folder
+
+        if not self._publisher.clients:
+            return {}
+        started, folder = time.monotonic(), version_folder(self._args, version)
+        self._publisher.update(None, str(version), finish=folder.load_into)
+        load_s, num_bytes = time.monotonic() - started, folder.num_bytes()
+        if not self._args.update_weight_disk_keep_files:
+            folder.remove()
+        return {
+            "perf/update_weights_time": self._write_s + load_s,
+            "perf/update_weights_write_time": self._write_s,
+            "perf/update_weights_wire_bytes": num_bytes,
             "rollout/weight_version": version,
         }
 
@@ -167,27 +209,33 @@ class TrainActor:
         from slime.backends.weight_sync.publisher import WeightPublisher
         from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
         from slime.utils import device
-        from slime.utils.engine_client import EngineClient
 
         args, transports = self._args, []
         timeout_s, per_engine = args.distributed_timeout_minutes * 60, args.rollout_num_gpus_per_engine
         buffer_bytes = args.update_weight_buffer_size
+        if args.update_weight_transport == "disk":
+            clients = self._clients(engine_urls if self._rank == 0 else [])
+            return WeightPublisher([], clients=clients, buffer_bytes=buffer_bytes, timeout_s=timeout_s)
         shares_memory = args.update_weight_transport != "broadcast" and not device.has_accelerator()
         node = self._host if shares_memory else None
         here, elsewhere = engines_of_rank(self._rank, engine_urls, args.num_shared_engines, per_engine, node)
         if here:
-            clients = [EngineClient(url, timeout_s=timeout_s) for url in here]
+            clients = self._clients(here)
             transports.append(TensorTransport(clients, ranks_per_engine=per_engine, timeout_s=timeout_s))
             buffer_bytes = largest_bucket(buffer_bytes, args.actor_num_gpus_per_node)
         if elsewhere:
-            clients = [EngineClient(url, timeout_s=timeout_s) for url in elsewhere]
-            backend = device.process_group_backend()
+            clients, backend = self._clients(elsewhere), device.process_group_backend()
             transports.append(
                 BroadcastTransport(
                     clients, backend=backend, host=self._host, ranks_per_engine=per_engine, timeout_s=timeout_s
                 )
             )
         return WeightPublisher(transports, buffer_bytes=buffer_bytes, timeout_s=timeout_s)
+
+    def _clients(self, urls: list[str]) -> list[EngineClient]:
+        from slime.utils.engine_client import EngineClient
+
+        return [EngineClient(url, timeout_s=self._args.distributed_timeout_minutes * 60) for url in urls]
 
     def sleep(self) -> None:
         self._actor.sleep()

@@ -48,6 +48,7 @@ class Trainer:
         self._on_actor_slots = roles if self._takes_turns else ("actor",)
         self._awake = set(roles)
         self._working: str = "actor"
+        self._written_version: int | None = None  # whose folder holds the weights as they are now
 
     def init(self, num_rollout: int, load_dir: str | None, deadline_s: float) -> int:
         """Build every role's model. Returns the first round to train, on which all ranks of all roles agree."""
@@ -69,6 +70,7 @@ class Trainer:
             batch: one boxed shard per data-parallel rank. old_version: of the weights that generated it, None: unknown.
         Returns: the reports of all ranks, see ``MegatronActor.train``; the critic's first.
         """
+        self._written_version = None
         reports, columns = [], [[] for _ in range(len(self._groups["actor"]))]
         for stage in stages_of_round(self._args, rollout_id):
             self._wake_only({role for role, _ in stage})
@@ -84,8 +86,15 @@ class Trainer:
         """Snapshot of the role that works."""
         return self._groups[self._working].progress()
 
+    def write_weights(self, engine_urls: list[str], version: int, on_poll) -> None:
+        """With the disk transport, write what ``update_weights`` will have engines read, unless that was done already."""
+        if self._args.update_weight_transport == "disk" and self._written_version != version:
+            self._groups["actor"].write_weights(engine_urls, version, on_poll)
+            self._written_version = version
+
     def update_weights(self, engine_urls: list[str], version: int, in_use: set[int], on_poll) -> dict[str, float]:
         """Bring every engine to the actor's weights, see ``ActorGroup.update_weights``."""
+        self.write_weights(engine_urls, version, on_poll)
         return self._groups["actor"].update_weights(engine_urls, version, in_use, on_poll)
 
     def loss(self, shards: list) -> float:

@@ -122,6 +122,9 @@ TRAINER_HOOKS: dict[str, Hook] = {
         "pre_process post_process",
         "vp_stage",
     ),
+    "custom_update_weight_post_write_path": _hook(
+        "(args, version_dir, rollout_engines) -> None", "args version_dir rollout_engines"
+    ),
     "advantage_estimator": _hook(
         "(AdvantageInputs) -> (advantages, returns), a tensor [response_length] per sample", "inputs"
     ),

@@ -64,6 +64,7 @@ SPEC = {
         "megatron_before_train_step_hook",
     ),
     "custom_model_provider_path": ("pre_process, post_process, vp_stage=None", "model_provider"),
+    "custom_update_weight_post_write_path": ("args, version_dir, rollout_engines", "update_weight_post_write"),
     "advantage_estimator": ("inputs", "estimator"),
 }
 CLASSES = ("round_policy_path", "data_source_path")
@@ -485,7 +486,7 @@ TRAINER = {
     "custom_tis_function_path": (("tis", (5,), 2, 2, [4, 5], [2, 3]), [0.5] * 5),
     "custom_pg_loss_reducer_function_path": (("reducer", [4, 5], [2, 3], 2, False), 1.0),
     "custom_model_provider_path": (("model_provider", True, True, 1), "Linear"),
-}  # the three hooks around Megatron return nothing: tests/unit/megatron/test_training.py runs them in a trainer
+}  # those that return nothing: the one of a weight write is below, the three around Megatron in tests/unit/megatron/test_training.py
 
 
 @pytest.mark.parametrize("option", TRAINER)
@@ -494,6 +495,22 @@ def test_hooks_of_the_trainer_get_their_arguments(option, hooks):
     given, result = TRAINER[option]
     assert call_trainer_hook(option, f"{file}:{SPEC[option][1]}") == result
     assert calls == [given]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_trainer_rank_calls_the_hook_of_a_weight_write_when_the_folder_is_complete(hooks, tmp_path, rank):
+    from types import SimpleNamespace
+
+    from slime.ray.train_actor import TrainActor
+
+    file, calls = hooks
+    paths = at(file, "custom_update_weight_post_write_path")
+    more = dict(lora_base=None, hf_checkpoint=None, update_weight_disk_dir=str(tmp_path), distributed_timeout_minutes=1)
+    actor = TrainActor(SimpleNamespace(**paths, **more), rank, 2, "127.0.0.1")
+    actor._actor = SimpleNamespace(save_hf=lambda path: calls.append(("written", path)))
+    urls, folder = ["http://127.0.0.1:1", "http://127.0.0.1:2"], str(tmp_path / "weight_v000007")
+    actor.write_weights(urls, 7)
+    assert calls == [("written", folder), ("post_write", folder, urls)]
 
 
 TRAINER_ERRORS = [

@@ -163,6 +163,10 @@ def megatron_before_train_step_hook(args, rollout_id, step_id, model, optimizer,
     note("before_step", rollout_id, step_id, type(optimizer).__name__)
 
 
+def update_weight_post_write(args, version_dir, rollout_engines):
+    note("post_write", version_dir, [engine.base_url for engine in rollout_engines])
+
+
 def model_provider(pre_process, post_process, vp_stage=None):
     note("model_provider", pre_process, post_process, vp_stage)
     model = torch.nn.Linear(2, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -41,6 +42,16 @@ def drop_every_fifth_prompt(args, samples, **kwargs):
 
     keep = int(samples[0].label) % 5 != 0
     return DynamicFilterOutput(keep=keep, reason=None if keep else "fifth")
+
+
+def note_written_weights(args, version_dir, rollout_engines):
+    """Writes down what each rank finds: the folder's files, and the versions that the engines serve."""
+    import torch.distributed as dist
+
+    served = [engine.weight_version() for engine in rollout_engines]
+    note = {"folder": version_dir, "files": os.listdir(version_dir), "served": served}
+    with open(os.path.join(args.run_dir, f"written_{dist.get_rank()}.jsonl"), "a") as file:
+        file.write(json.dumps(note) + "\n")
 
 
 def long_step_in_round_2(args, rollout_id, step_id, model, optimizer, lr_scheduler):

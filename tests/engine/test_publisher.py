@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from slime.backends.weight_sync.disk import VersionFolder
 from slime.backends.weight_sync.distributed import BroadcastTransport
 from slime.backends.weight_sync.publisher import WeightPublisher
 from slime.backends.weight_sync.tensor import TensorTransport
@@ -79,3 +80,26 @@ def test_update_through_shared_memory_leaves_the_trainers_bits(api, other_model_
     publisher.close()
     assert api.client.weight_version() == "3"
     assert held_by(api) == sglang_checksums(weights.items())
+
+
+def test_update_from_a_folder_leaves_the_trainers_bits_under_a_running_request(api, other_model_dir):
+    weights, folder = load_file(str(other_model_dir / "model.safetensors")), VersionFolder(str(other_model_dir), 4)
+    publisher = WeightPublisher([], clients=[api.client], buffer_bytes=1, timeout_s=TIMEOUT_S)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(api.generate, PROMPT, {"max_new_tokens": 400, "ignore_eos": True})
+        api.wait_for_running(1)
+        publisher.update(None, "4", finish=folder.load_into)
+        spans = running.result(60)["meta_info"]["weight_versions"]
+    publisher.close()
+    assert spans[-1]["version"] == "4" and len(spans) == 2
+    assert held_by(api) == sglang_checksums(weights.items())
+
+
+def test_folder_that_an_engine_cannot_read_is_named_with_the_call_and_engines_go_on(api, tmp_path, other_model_dir):
+    publisher = WeightPublisher([], clients=[api.client], buffer_bytes=1, timeout_s=TIMEOUT_S)
+    with pytest.raises(RuntimeError, match=f"POST {api.url}/update_weights_from_disk answered 400: .*weight_v000001"):
+        publisher.update(None, "1", finish=VersionFolder(str(tmp_path / "weight_v000001"), 1).load_into)
+    assert len(api.greedy(PROMPT)["output_ids"]) == 8
+    publisher.update(None, "2", finish=VersionFolder(str(other_model_dir), 2).load_into)
+    publisher.close()
+    assert api.client.weight_version() == "2"

@@ -3,8 +3,8 @@
 Steps, each of which can be chosen with --only:
   compare  the same requests to both servers on the same weights; every difference in keys, types, token ids and log-probs
   suite    tests/engine against SGLang and against the embedded engine
-  grpo     rounds of train.py with SGLang as the rollout engine, on slots of its own (weights by broadcast) and on the trainer's
-           (--colocate: weights through shared memory); after each sync its weights have the trainer's checksums
+  grpo     rounds of train.py with SGLang as the rollout engine, on slots of its own (weights by broadcast, or through a folder) and
+           on the trainer's (--colocate: weights through shared memory); after each sync its weights have the trainer's checksums
 --record writes SGLang's replies to tests/assets/sglang, which the default tests compare the embedded engine with.
 """
 
@@ -217,7 +217,9 @@ def grpo(python: str, model: Path, work: Path) -> list[str]:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "train.py", *GRPO.split(), "--sglang-python", python, "--hf-checkpoint", str(model)]
     command += ["--prompt-data", str(data), "--output-dir", str(work / "outputs")]
-    return [text for name, flags in PLACEMENTS.items() for text in grpo_job(name, [*command, *flags], work)]
+    disk = ["--update-weight-transport", "disk", "--update-weight-disk-dir", str(work / "weights")]
+    placements = PLACEMENTS | {"disk": disk}
+    return [text for name, flags in placements.items() for text in grpo_job(name, [*command, *flags], work)]
 
 
 def grpo_job(name: str, command: list[str], work: Path) -> list[str]:

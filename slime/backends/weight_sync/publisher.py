@@ -1,6 +1,6 @@
 """One weight update: the envelope around the buckets, whatever carries them.
 
-Pause all engines, flush their caches, begin, send each bucket over every transport, end, continue. Engines always continue,
+Pause all engines, flush their caches, begin, send each bucket over every transport, end, compare versions, continue. Engines always continue,
 also after a failure, and a failed update leaves no open window and no stale connection, so that the next one starts clean.
 It does not know which model it carries.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,10 +56,18 @@ class WeightPublisher:
     Args:
         buffer_bytes: bound of one bucket.
         timeout_s: deadline of every single call.
+        clients: more engines, which get no buckets: only what `finish` of an update brings.
     """
 
-    def __init__(self, transports: list[Transport], *, buffer_bytes: int, timeout_s: float):
-        self.clients = [client for transport in transports for client in transport.clients]
+    def __init__(
+        self,
+        transports: list[Transport],
+        *,
+        buffer_bytes: int,
+        timeout_s: float,
+        clients: Sequence[EngineClient] = (),
+    ):
+        self.clients = [*clients, *(client for transport in transports for client in transport.clients)]
         self._transports = transports
         self._buffer_bytes, self._timeout_s = buffer_bytes, timeout_s
         self._pool = self._new_pool()
@@ -89,6 +97,7 @@ class WeightPublisher:
                 self._on_all(lambda client: client.end_weight_update())
             if finish is not None:
                 self._on_all(finish)
+            self._on_all(lambda client: _check_version(client, version))
             self._on_all(lambda client: client.continue_generation())
         except Exception as error:
             failed_after_s = time.monotonic() - started
@@ -134,6 +143,12 @@ class WeightPublisher:
 
     def _submit(self, clients: list[EngineClient], call: Call) -> list[Future]:
         return [self._pool.submit(call, client) for client in clients]
+
+
+def _check_version(client: EngineClient, version: str) -> None:
+    served = client.weight_version()
+    if served != version:
+        raise RuntimeError(f"engine {client.base_url} serves version {served!r}")
 
 
 def _tidy(client: EngineClient) -> bool:

@@ -162,7 +162,7 @@ class TestUnbuilt:
         "words",
         [
             "--use-routing-replay",
-            "--update-weight-transport disk",
+            "--update-weight-local-checkpoint-dir /copy",
             "--update-weight-mode delta",
             "--release-train",
             "--rollout-external-engine-addrs 127.0.0.1:1",

@@ -1,6 +1,7 @@
 """The Megatron model is the Hugging Face model: same logits, same weights there and back, clear refusals."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -90,6 +91,30 @@ def test_save_hf_round_trip_is_exact_also_in_shards(pair, tmp_path):
         assert saved.names() == source.keys()
         assert all(torch.equal(saved.tensor(name), source[name]) for name in source)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_interrupted_save_hf_is_never_seen_and_the_next_one_replaces_what_was_there(pair, tmp_path):
+    from slime.backends.megatron_utils.megatron_to_hf import export_hf_weights
+    from slime.backends.megatron_utils.megatron_to_hf.writer import save_hf
+
+    folder, args, model, _ = pair
+
+    def interrupted():
+        yield from list(export_hf_weights([model], args))[:5]
+        raise KeyboardInterrupt
+
+    out = tmp_path / "weight_v000003"
+    with pytest.raises(KeyboardInterrupt):
+        save_hf(interrupted(), args, out, max_shard_bytes=60_000)
+    assert not out.exists()
+    out.mkdir()
+    (out / "model-00009-of-00009.safetensors").write_text("of an earlier run")
+    with pytest.raises(KeyboardInterrupt):
+        save_hf(interrupted(), args, out, max_shard_bytes=60_000)
+    assert [file.name for file in out.iterdir()] == ["model-00009-of-00009.safetensors"]
+    save_hf(export_hf_weights([model], args), args, out)
+    assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    assert not list(out.glob("model-0*")) and os.listdir(tmp_path) == ["weight_v000003"]
 
 
 def test_save_hf_refuses_the_source_folder(pair):

@@ -43,6 +43,9 @@ class TracedSession(Session):
     def train(self, rollout_id, batch):
         self.note("train", rollout_id)
 
+    def prepare_weights(self):
+        self.note("write")
+
     def update_weights(self):
         self.note("sync")
 
@@ -81,10 +84,10 @@ def test_synchronous_loop_generates_trains_saves_and_syncs_in_turn(run):
     assert run(train, num_rollout=2, save="folder", save_interval=1) == ["sync", *rounds[0], *rounds[1]]
 
 
-def test_look_ahead_loop_never_syncs_under_a_generation(run):
+def test_look_ahead_loop_writes_weights_under_a_generation_and_never_syncs_under_one(run):
     assert run(train_async, num_rollout=3) == [
-        *("sync", "begin 0", "begin 1", "finish 0", "train 0", "finish 1", "sync"),
-        *("begin 2", "train 1", "finish 2", "sync", "train 2", "sync"),
+        *("sync", "begin 0", "begin 1", "finish 0", "train 0", "write", "finish 1", "sync"),
+        *("begin 2", "train 1", "write", "finish 2", "sync", "train 2", "write", "sync"),
     ]
 
 

@@ -9,8 +9,9 @@ from slime.ray.interrupts import uninterrupted
 from slime.ray.run_folders import RunFolders
 
 
-def folders(run_dir, save=None):
-    return RunFolders(SimpleNamespace(run_dir=str(run_dir), save=save and str(save)))
+def folders(run_dir, save=None, transport="nccl", disk=None):
+    flags = dict(update_weight_transport=transport, update_weight_disk_dir=disk and str(disk))
+    return RunFolders(SimpleNamespace(run_dir=str(run_dir), save=save and str(save), **flags))
 
 
 def test_folders_that_cannot_be_written_name_their_flag(tmp_path):
@@ -21,6 +22,9 @@ def test_folders_that_cannot_be_written_name_their_flag(tmp_path):
         folders(tmp_path / "file" / "run")
     with pytest.raises(OSError, match="--save: cannot write to .*file/save"):
         folders(tmp_path / "run", tmp_path / "file" / "save")
+    with pytest.raises(OSError, match="--update-weight-disk-dir: cannot write to .*file/weights"):
+        folders(tmp_path / "run", transport="disk", disk=tmp_path / "file" / "weights")
+    folders(tmp_path / "run", disk=tmp_path / "file" / "unused").release()
 
 
 def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
@@ -31,6 +35,8 @@ def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
         folders(tmp_path / "run", tmp_path / "else")
     with pytest.raises(ValueError, match="--save: another run .* writes to .*save now"):
         folders(tmp_path / "other", tmp_path / "save")
+    with pytest.raises(ValueError, match="--update-weight-disk-dir: another run .* writes to .*save now"):
+        folders(tmp_path / "other", transport="disk", disk=tmp_path / "save")
     first.release()
     folders(tmp_path / "other", tmp_path / "save").release()
     folders(tmp_path / "run", tmp_path / "run").release()  # one place is held once

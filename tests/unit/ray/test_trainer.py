@@ -15,6 +15,7 @@ CRITIC, ACTOR, SCORES = [("critic", "train")], [("actor", "train")], [("actor", 
 
 def make_args(**changes):
     args = dict(use_critic=True, num_critic_only_steps=0, kl_coef=0.0, critic_slots="shared", num_rollout=5)
+    args |= dict(update_weight_transport="nccl")
     return SimpleNamespace(**(args | changes))
 
 
@@ -124,3 +125,23 @@ def test_reports_of_all_roles_make_one_line_per_step():
     steps, rollout = merged([{}, critic, actor, {}])
     assert steps == {4: {"train/critic-value_loss": 1.0, "train/pg_loss": 2.0}, 5: {"train/pg_loss": 3.0}}
     assert rollout == {"rollout/values": 0.5, "rollout/kl": 0.25}
+
+
+def test_disk_transport_writes_a_version_once_and_anew_after_training(make_trainer):
+    trainer, events = make_trainer(use_critic=False, update_weight_transport="disk")
+    trainer.write_weights([], 1, None)
+    trainer.update_weights([], 1, set(), None)
+    written, loaded = "actor write_weights [] {} None", "actor update_weights [] {} set() None"
+    assert events == [written.format(1), loaded.format(1)]
+    trainer.write_weights([], 2, None)
+    trainer.train(0, [], 1, 1.0, None)
+    del events[:]
+    trainer.update_weights([], 2, set(), None)
+    assert events == [written.format(2), loaded.format(2)]
+
+
+def test_other_transports_write_nothing(make_trainer):
+    trainer, events = make_trainer(use_critic=False)
+    trainer.write_weights([], 1, None)
+    trainer.update_weights([], 1, set(), None)
+    assert events == ["actor update_weights [] 1 set() None"]

@@ -24,15 +24,12 @@ def weights() -> list[tuple[str, torch.Tensor]]:
 class Client:
     base_url = "http://engine"
 
-    def __init__(self, reply: dict, version: str = "3", **info):
-        self._reply, self._version, self._info = reply, version, {"device": "cpu", **info}
+    def __init__(self, reply: dict, **info):
+        self._reply, self._info = reply, {"device": "cpu", **info}
 
     def weights_checker(self, action: str) -> dict:
         assert action == "checksum"
         return self._reply
-
-    def weight_version(self) -> str:
-        return self._version
 
     def server_info(self) -> dict:
         return self._info
@@ -66,11 +63,6 @@ def test_weight_that_did_not_arrive_is_named(kind):
         client, named = Client({"checksums": {name: tensor_checksum(tensor) for name, tensor in changed}}), "k_proj"
     with pytest.raises(RuntimeError, match=f"version 3 engine http://engine differs .* in 1 of .*{named}"):
         check_engines([client], weights(), 3)
-
-
-def test_engine_of_another_version_is_named():
-    with pytest.raises(RuntimeError, match="serves version '2' after the update to version 3"):
-        check_engines([Client(sglang_reply(weights()), version="2")], weights(), 3)
 
 
 def test_sglang_on_a_gpu_is_compared_by_version_and_that_is_said(caplog):

@@ -56,6 +56,10 @@ class FakeEngine:
         self.is_paused = False
         self._note("continue")
 
+    def weight_version(self):
+        self._note("version")
+        return self.version
+
     def update_weights_from_tensor(self, serialized, load_format, weight_version):
         pairs = tensor_wire.named_tensors_of(tensor_wire.deserialize(serialized[0]), load_format)
         copies = {name: tensor.clone() for name, tensor in pairs}
@@ -74,10 +78,10 @@ def holds(engine, weights) -> bool:
     )
 
 
-def test_update_is_pause_flush_begin_buckets_end_continue():
+def test_update_is_pause_flush_begin_buckets_end_version_continue():
     engine = FakeEngine()
     stats = publisher_for(engine).update(WEIGHTS, "3")
-    assert engine.calls == ["pause", "flush", "begin", "update", "update", "update", "end", "continue"]
+    assert engine.calls == ["pause", "flush", "begin", *3 * ["update"], "end", "version", "continue"]
     assert holds(engine, WEIGHTS) and engine.version == "3"
     assert stats == {"bytes": 4 * (4 + 100 + 3 + 2), "buckets": 3}  # b is larger than a bucket and travels alone
 
@@ -92,7 +96,7 @@ def test_every_engine_and_transport_gets_every_bucket_of_one_walk():
     assert all(holds(engine, WEIGHTS) for engine in engines)
 
 
-@pytest.mark.parametrize("step", ["pause", "flush", "begin", "update", "end", "continue"])
+@pytest.mark.parametrize("step", ["pause", "flush", "begin", "update", "end", "version", "continue"])
 def test_after_a_failure_engines_go_on_and_the_next_update_works(step):
     broken, healthy = FakeEngine("http://broken", fail_at=step), FakeEngine("http://healthy")
     publisher = publisher_for(broken, healthy)
@@ -103,6 +107,17 @@ def test_after_a_failure_engines_go_on_and_the_next_update_works(step):
     publisher.update(WEIGHTS, "2")
     for engine in (broken, healthy):
         assert holds(engine, WEIGHTS) and engine.version == "2"
+
+
+def test_engine_that_serves_another_version_than_it_was_sent_fails_the_update_and_goes_on():
+    class Forgetful(FakeEngine):
+        def update_weights_from_tensor(self, serialized, load_format, weight_version):
+            super().update_weights_from_tensor(serialized, load_format, "0")
+
+    forgetful, healthy = Forgetful("http://forgetful"), FakeEngine("http://healthy")
+    with pytest.raises(RuntimeError, match="update to version 1 failed.*http://forgetful serves version '0'"):
+        publisher_for(forgetful, healthy).update(WEIGHTS, "1")
+    assert not forgetful.is_paused and not healthy.is_paused
 
 
 def test_engine_that_is_gone_is_named_and_the_others_go_on():
