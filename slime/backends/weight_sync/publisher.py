@@ -1,7 +1,7 @@
 """One weight update: the envelope around the buckets, whatever carries them.
 
-Pause all engines, flush their caches, begin, send each bucket over every transport, end, compare versions, continue. Engines always continue,
-also after a failure, and a failed update leaves no open window and no stale connection, so that the next one starts clean.
+Pause all engines, flush their caches, begin, send each bucket over every transport, end, compare versions, continue. Engines always
+continue, also after a failure, and a failed update leaves no open window and no stale connection, so that the next one starts clean.
 It does not know which model it carries.
 """
 
