@@ -14,33 +14,31 @@ SMALL = (
 BROADCAST = ("--update-weight-transport", "broadcast")
 
 
-METRICS = ("rollout/raw_reward", "train/grad_norm", "train/loss")
-
-
-@pytest.mark.parametrize("num_slots", [1, 2])
-def test_colocated_run_equals_the_separate_one(train, tmp_path, num_slots):
-    slots = ("--actor-num-gpus-per-node", num_slots)
+@pytest.mark.parametrize(
+    "num_slots, transport", [(1, "broadcast"), (2, "disk"), pytest.param(2, "broadcast", marks=pytest.mark.slow)]
+)
+def test_colocated_run_equals_the_separate_one(train, tmp_path, num_slots, transport):
+    """Weights through memory on the one side, through a process group or a folder on the other."""
+    slots, flags = ("--actor-num-gpus-per-node", num_slots), ("--update-weight-transport", transport)
+    if transport == "disk":
+        flags += ("--update-weight-disk-dir", tmp_path / "weights")
+        flags += ("--custom-update-weight-post-write-path", "tests.e2e.hooks.note_written_weights")
     shared = train(*SMALL, *slots, "--colocate", name="shared")
-    separate = train(*SMALL, *slots, "--rollout-num-gpus", num_slots, *BROADCAST, name="separate")
-    for name in METRICS:
+    separate = train(*SMALL, *slots, "--rollout-num-gpus", num_slots, *flags, name="separate")
+    for name in ("rollout/raw_reward", "train/grad_norm", "train/loss"):
         assert len(shared.series(name)) == 3
         assert shared.series(name) == separate.series(name), name
     assert len(shared.series("perf/offload_wall_time")) == 3 and not separate.series("perf/offload_wall_time")
     assert len(shared.series("perf/wake_up_time")) == 3
-    if num_slots == 2:
-        check_weights_through_folders(train, shared, tmp_path / "weights", *slots)
+    if transport == "disk":
+        check_folders(separate.directory, tmp_path / "weights")
 
 
-def check_weights_through_folders(train, expected, folder, *slots) -> None:
-    """Without a checkpoint kept, and the hook called on both ranks when a folder is complete and no engine has read it."""
-    disk = ("--update-weight-transport", "disk", "--update-weight-disk-dir", folder)
-    hook = ("--custom-update-weight-post-write-path", "tests.e2e.hooks.note_written_weights")
-    run = train(*SMALL, *slots, "--colocate", *disk, *hook, name="disk")
-    for name in METRICS:
-        assert run.series(name) == expected.series(name), name
+def check_folders(run_dir, folder) -> None:
+    """None is left, and the hook was called on both ranks when one was complete and no engine had read it."""
     assert list(folder.glob("*weight*")) == []
     for rank in (0, 1):
-        notes = [json.loads(line) for line in (run.directory / f"written_{rank}.jsonl").read_text().splitlines()]
+        notes = [json.loads(line) for line in (run_dir / f"written_{rank}.jsonl").read_text().splitlines()]
         assert [note["folder"] for note in notes] == [str(folder / f"weight_v{v:06d}") for v in range(4)]
         assert [note["served"] for note in notes] == [["default"] * 2, ["0"] * 2, ["1"] * 2, ["2"] * 2]
         assert all({"model.safetensors", "config.json", "tokenizer.json"} <= set(note["files"]) for note in notes)
