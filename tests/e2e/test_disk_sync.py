@@ -71,7 +71,8 @@ def test_a_continued_run_goes_on_counting_folders_and_replaces_what_it_finds(tra
     (tmp_path / "weights" / "weight_v000003").mkdir()
     (tmp_path / "weights" / "weight_v000003" / "model-00002-of-00002.safetensors").write_text("of nobody")
     second = train(*flags, "--num-rollout", 3, name="second")
-    assert sorted(path.name for path in (tmp_path / "weights").glob("*weight*")) == [f"weight_v{v:06d}" for v in range(4)]
+    folders = sorted((tmp_path / "weights").glob("*weight*"))
+    assert [path.name for path in folders] == [f"weight_v{version:06d}" for version in range(4)]
     again = load_file(tmp_path / "weights" / "weight_v000002" / "model.safetensors")  # sent anew at the start
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not (tmp_path / "weights" / "weight_v000003" / "model-00002-of-00002.safetensors").exists()
