@@ -10,20 +10,20 @@ from collections.abc import Sequence
 
 
 def pass_at_k(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return {"pass@1": ..., "pass@2": ..., "pass@4": ...} averaged over prompts.
+    """Return {"pass@1": ..., "pass@2": ..., "pass@4": ...}, each the mean over the prompts with at least k samples.
 
     Args:
         groups: the rewards of each prompt's samples. Groups may differ in size; k runs over powers of two up to the
-            smallest one. Groups of one sample give no metric.
+            largest one. With one sample per prompt there is no metric: it would be their mean.
 
-    >>> pass_at_k([[1, 0]])
-    {'pass@1': 0.5, 'pass@2': 1.0}
+    >>> pass_at_k([[1, 0], [0]])
+    {'pass@1': 0.25, 'pass@2': 1.0}
     """
-    smallest = min((len(group) for group in groups), default=0)
+    largest = max((len(group) for group in groups), default=0)
     metrics = {}
     k = 1
-    while k <= smallest and smallest > 1:
-        rates = [_estimate(len(group), sum(reward == 1 for reward in group), k) for group in groups]
+    while k <= largest and largest > 1:
+        rates = [_estimate(len(group), sum(reward == 1 for reward in group), k) for group in groups if len(group) >= k]
         metrics[f"pass@{k}"] = sum(rates) / len(rates)
         k *= 2
     return metrics

@@ -54,7 +54,7 @@ def convert_samples_to_train_data(args, samples: list[Sample]) -> dict[str, Any]
         "response_lengths": [sample.response_length for sample in samples],
         "rewards": rewards,
         "raw_reward": _logged_rewards(samples, raw_rewards),
-        "truncated": [int(sample.status == Sample.Status.TRUNCATED) for sample in samples],
+        "truncated": [int(sample.is_truncated) for sample in samples],
         "sample_indices": [sample.index for sample in samples],
         "rollout_ids": rollout_ids,
         "loss_masks": loss_masks,
@@ -184,11 +184,12 @@ def _loss_mask(sample: Sample) -> list[int]:
 
 
 def _logged_rewards(samples: list[Sample], raw_rewards: list[Any]) -> list[Any]:
-    """Return the rewards for metrics: `metadata["raw_reward"]` where a sample has it."""
-    return [
-        sample.metadata["raw_reward"] if sample.metadata and "raw_reward" in sample.metadata else raw
-        for sample, raw in zip(samples, raw_rewards, strict=True)
-    ]
+    """Return the rewards for metrics: `metadata["raw_reward"]` where a sample has it, nan where the reward failed."""
+    rewards = []
+    for sample, raw in zip(samples, raw_rewards, strict=True):
+        metadata = sample.metadata or {}
+        rewards.append(metadata.get("raw_reward", math.nan if metadata.get("reward_error") else raw))
+    return rewards
 
 
 def _source_name(sample: Sample) -> str:

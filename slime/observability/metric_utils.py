@@ -10,6 +10,7 @@ import math
 import statistics
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 REPETITION_WINDOW = 10_000  # characters; shorter responses are never called repetitive
 REPETITION_RATIO = 10.0
@@ -32,6 +33,19 @@ def mean(values: Iterable[float]) -> float | None:
     """Return the arithmetic mean, or None for no values."""
     values = list(values)
     return math.fsum(values) / len(values) if values else None
+
+
+def reward_number(reward: Any, key: str | None) -> float | None:
+    """Return a reward, of a dict its entry `key`, as a finite number, or None when it is none."""
+    if isinstance(reward, Mapping):
+        reward = reward.get(key) if key else None
+    if reward is None or isinstance(reward, (str, bytes)):
+        return None
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Metrics of one round computed from its samples, under the names that dashboards of the field know.
 
-Invariants: a reward may be None, a number or a dict; a list may be empty; siblings that one execution was split into
-(same `rollout_id`) count once in pass rates. A metric without data is absent, never nan.
+Invariants: a reward may be None, a number or a dict; one that is no number, or whose computation failed, is left out
+instead of counting as 0; a list may be empty; siblings that one execution was split into (same `rollout_id`) count once in pass
+rates. A metric without data is absent, never nan.
 Lengths named effective count trained tokens only (sum of the loss mask).
 It does not know who asks, where the numbers are written, or how the samples were made.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from slime.algorithms.passk import pass_at_k
 from slime.algorithms.rewards import STD_FLOOR
-from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean
+from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean, reward_number
 from slime.observability.request_metrics import request_metrics
 from slime.utils.meta_info import flat_list
 
@@ -42,7 +43,7 @@ def compute_rollout_metrics(
     metrics |= add_prefix("perf/", _throughput(args, samples, rollout_time))
     metrics |= add_prefix("perf/", request_metrics(samples))
     if args.log_passrate:
-        metrics |= add_prefix("passrate/", _pass_rates(_correct_by_prompt(args.reward_key, samples)))
+        metrics |= add_prefix("passrate/", pass_at_k(_correct_by_prompt(args.reward_key, samples)))
     if args.log_multi_turn:
         metrics |= add_prefix("multi_turn/", _multi_turn(args, samples))
     if args.log_correct_samples:
@@ -60,8 +61,9 @@ def compute_eval_metrics(
             may leave out the last two. Samples without a group are taken in runs of the data set's own sample count.
     """
     metrics = {name if name.startswith(_SECTIONS) else f"eval/{name}": v for name, v in (extra or {}).items()}
+    key = args.eval_reward_key or args.reward_key
     for name, results in data.items():
-        rewards = [_number(reward, args.eval_reward_key) for reward in results.get("rewards") or []]
+        rewards = [reward_number(reward, key) for reward in results.get("rewards") or []]
         scored = [reward for reward in rewards if reward is not None]
         if scored:
             metrics[f"eval/{name}"] = mean(scored)
@@ -72,10 +74,10 @@ def compute_eval_metrics(
         if results.get("truncated"):
             metrics[f"eval/{name}-truncated_ratio"] = mean(map(float, results["truncated"]))
         samples = results.get("samples") or []
-        metrics |= add_prefix(f"eval/{name}/", sample_metrics(args, samples, args.eval_reward_key))
+        metrics |= add_prefix(f"eval/{name}/", sample_metrics(args, samples, key))
         if args.log_passrate:
             groups = _eval_groups(args, name, samples, rewards)
-            metrics |= add_prefix(f"eval/{name}-", _pass_rates(groups))
+            metrics |= add_prefix(f"eval/{name}-", pass_at_k(groups))
     return metrics
 
 
@@ -97,18 +99,8 @@ def sample_metrics(args, samples: Sequence[Sample], reward_key: str | None = Non
     metrics |= _reward_categories(args.log_reward_category, samples)
     metrics |= _kept_vocabulary(samples)
     metrics["repetition_frac"] = mean(float(has_repetition(s.response)) for s in samples)
-    metrics["truncated_ratio"] = mean(float(s.status.value == "truncated") for s in samples)
+    metrics["truncated_ratio"] = mean(float(s.is_truncated) for s in samples)
     return metrics
-
-
-def _number(reward, key: str | None) -> float | None:
-    """Return a reward as a finite number, or None when it is none."""
-    if isinstance(reward, Mapping):
-        reward = reward.get(key) if key else None
-    if reward is None or isinstance(reward, (str, bytes, list, tuple)):
-        return None
-    number = float(reward)
-    return number if math.isfinite(number) else None
 
 
 def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
@@ -126,7 +118,7 @@ def _zero_std(reward_key: str | None, samples: Sequence[Sample]) -> dict[str, fl
     """
     counts: Counter[str] = Counter()
     for group in _by_group(samples).values():
-        rewards = {_number(s.reward, reward_key) for s in group if s.has_verdict} - {None}
+        rewards = {reward_number(s.reward, reward_key) for s in group if s.has_verdict} - {None}
         if rewards and max(rewards) - min(rewards) <= STD_FLOOR:
             counts[f"zero_std/count_{round(min(rewards), 1) + 0.0}"] += 1
     return dict(counts)
@@ -197,29 +189,28 @@ def _longest(name: str, lengths: list[int], waits: list[float], rollout_time: fl
     return metrics
 
 
-def _raw_reward(sample: Sample, reward_key: str | None) -> float | None:
-    return _number(sample.metadata.get("raw_reward", sample.reward), reward_key)
+def logged_reward(sample: Sample, reward_key: str | None) -> float | None:
+    """Return the sample's `metadata["raw_reward"]` or else its reward; None where that is no number, or failed."""
+    reward = None if sample.metadata.get("reward_error") else sample.reward
+    return reward_number(sample.metadata.get("raw_reward", reward), reward_key)
 
 
 def _mean_reward(args, samples: Sequence[Sample]) -> dict[str, float]:
-    rewards = [_raw_reward(sample, args.reward_key) for sample in samples]
+    rewards = [logged_reward(sample, args.reward_key) for sample in samples]
     scored = [reward for reward in rewards if reward is not None]
     return {"rollout/raw_reward": mean(scored)} if scored else {}
 
 
-def _pass_rates(groups: Iterable[list[float]]) -> dict[str, float]:
-    """Return pass@k over the prompts that kept at least two samples, k up to the smallest of them."""
-    return pass_at_k([group for group in groups if len(group) > 1])
-
-
 def _correct_by_prompt(reward_key: str | None, samples: Sequence[Sample]) -> list[list[bool]]:
-    """Return for each prompt one flag per execution; a split execution is correct when one of its parts is."""
+    """Return for each prompt one flag per execution with a reward; a split execution is correct when one of its parts is."""
     groups = []
     for group in _by_group(samples).values():
         by_execution: dict = {}
         for position, sample in enumerate(group):
-            key = ("alone", position) if sample.rollout_id is None else sample.rollout_id
-            by_execution[key] = by_execution.get(key, False) or _raw_reward(sample, reward_key) == 1
+            reward = logged_reward(sample, reward_key)
+            if reward is not None:
+                key = ("alone", position) if sample.rollout_id is None else sample.rollout_id
+                by_execution[key] = by_execution.get(key, False) or reward == 1
         groups.append(list(by_execution.values()))
     return groups
 
@@ -232,8 +223,8 @@ def _eval_groups(args, name: str, samples: Sequence[Sample], rewards: list[float
     n = counts.get(name) or args.n_samples_per_eval_prompt
     if not n or len(rewards) % n:
         return []
-    flags = [reward == 1 for reward in rewards]
-    return [flags[start : start + n] for start in range(0, len(flags), n)]
+    groups = (rewards[start : start + n] for start in range(0, len(rewards), n))
+    return [[reward == 1 for reward in group if reward is not None] for group in groups]
 
 
 def _multi_turn(args, samples: Sequence[Sample]) -> dict[str, float]:
@@ -257,7 +248,7 @@ def _mean_max_min(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def _correct_lengths(args, samples: Sequence[Sample]) -> dict[str, float]:
     """Return quartiles of the response lengths of correct samples (nearest rank)."""
-    lengths = sorted(s.response_length for s in samples if _raw_reward(s, args.reward_key) == 1)
+    lengths = sorted(s.response_length for s in samples if logged_reward(s, args.reward_key) == 1)
     if not lengths:
         return {}
     return {

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from slime.observability.rollout_metrics import logged_reward
 from slime.rollout import generation
 from slime.rollout.base_types import RolloutFnEvalOutput, leaves_of
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
@@ -39,7 +40,7 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
     data = {name: result for part in results for name, result in part.items()}
     num_failed = state.counters["eval_reward_failed"]
     if num_failed:
-        logger.warning("evaluation at round %d: %d rewards failed and count as 0", rollout_id, num_failed)
+        logger.warning("evaluation at round %d: %d rewards failed and are left out", rollout_id, num_failed)
     return RolloutFnEvalOutput(data=data, metrics={"eval/reward_failed": num_failed} if num_failed else {})
 
 
@@ -58,14 +59,16 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dic
     key = args.eval_reward_key or args.reward_key
     result = {
         "rewards": [_reward(sample, key) for sample in samples],
-        "truncated": [sample.status == Sample.Status.TRUNCATED for sample in samples],
+        "truncated": [sample.is_truncated for sample in samples],
         "samples": samples,
     }
     return {dataset_cfg.name: result | ({"unfinished": num_unfinished} if num_unfinished else {})}
 
 
 def _reward(sample: Sample, key: str | None) -> Any:
-    """The sample's number; sets with plain rewards may stand beside sets with dicts."""
+    """The sample's number, None where the reward failed; sets with plain rewards may stand beside sets with dicts."""
+    if sample.metadata.get("reward_error"):
+        return None
     return sample.reward[key] if key and isinstance(sample.reward, Mapping) else sample.reward
 
 
@@ -96,13 +99,14 @@ async def _evaluate(args, dataset_cfg, group: list[Sample], takes_list: bool) ->
     else:
         params = _seeded(args, dataset_cfg, group[0], params)
         results = [await generation.generate_and_rm(args, group[0], params, evaluation=True)]
-    rewards = [leaf.reward for leaf in leaves_of(results) if isinstance(leaf.reward, (int, float))]
+    rewards = [logged_reward(leaf, args.eval_reward_key or args.reward_key) for leaf in leaves_of(results)]
+    scored = [reward for reward in rewards if reward is not None]
     state.progress.add(
         "eval",
         len(group),
         tokens=sum(leaf.response_length for leaf in leaves_of(results)),
-        reward_sum=float(sum(rewards)),
-        rewards=len(rewards),
+        reward_sum=sum(scored),
+        rewards=len(scored),
     )
     return results
 

@@ -55,5 +55,5 @@ def _evaluation(args, template: str, rollout_id: int) -> dict[str, dict[str, Any
     samples = _read(template, f"eval_{rollout_id}")
     key = args.eval_reward_key or args.reward_key
     rewards = [sample.reward[key] if key and isinstance(sample.reward, dict) else sample.reward for sample in samples]
-    truncated = [sample.status == Sample.Status.TRUNCATED for sample in samples]
+    truncated = [sample.is_truncated for sample in samples]
     return {EVAL_SET: {"rewards": rewards, "truncated": truncated, "samples": samples}}

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
+from slime.observability.rollout_metrics import logged_reward
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace_span
 from slime.rollout.base_types import leaves_of
 from slime.rollout.custom_generate import call_list_generate, call_sample_generate
@@ -165,7 +166,7 @@ async def _generate_group_together(args, group: list[Sample], sampling_params: d
             return await gather_or_cancel([_hooks_and_reward(args, sample, sample, False) for sample in group])
         if not args.group_rm:
             await score_each(args, [sample for sample in group if sample.status != Sample.Status.ABORTED])
-        _count(state, group)
+        _count(args, state, group)
     return list(group)
 
 
@@ -211,18 +212,19 @@ async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool)
     if leaves and not aborted and not (args.group_rm and not evaluation):
         await score_samples(args, leaves, evaluation)
     if not evaluation:
-        _count(state, leaves)
+        _count(args, state, leaves)
     return result
 
 
-def _count(state: GenerateState, leaves: list[Sample]) -> None:
+def _count(args, state: GenerateState, leaves: list[Sample]) -> None:
     """Tell the progress of what was generated and scored."""
-    scored = [leaf for leaf in leaves if isinstance(leaf.reward, (int, float))]
+    rewards = [logged_reward(leaf, args.reward_key) for leaf in leaves]
+    scored = [reward for reward in rewards if reward is not None]
     state.progress.add(
         "generate",
         0,
         tokens=sum(leaf.response_length for leaf in leaves),
-        reward_sum=float(sum(leaf.reward for leaf in scored)),
+        reward_sum=sum(scored),
         rewards=len(scored),
     )
 

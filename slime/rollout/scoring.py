@@ -221,6 +221,8 @@ def mark_reward_failed(args, samples: list[Sample], error: Exception, evaluation
     state = GenerateState(args)
     key = _reward_key(args, evaluation)
     for sample in samples:
+        if sample.is_truncated:
+            sample.metadata["was_truncated"] = True
         sample.status = Sample.Status.FAILED
         sample.reward = {key: 0.0} if key else 0.0
         sample.remove_sample = True

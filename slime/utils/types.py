@@ -203,6 +203,11 @@ class Sample:
         return not metadata.get("reward_error") and not metadata.get("generate_error")
 
     @property
+    def is_truncated(self) -> bool:
+        """Whether the response hit a length limit, also where its reward failed afterwards."""
+        return self.status == Status.TRUNCATED or bool((self.metadata or {}).get("was_truncated"))
+
+    @property
     def effective_response_length(self) -> int:
         """Number of trained response tokens."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
@@ -221,9 +226,8 @@ class Sample:
         self.weight_versions, self.token_weight_versions, self.token_spans = [], [], []
         self.remove_sample, self.non_generation_time = False, 0.0
         self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()
-        self.metadata.pop("start_rollout_id", None)
-        self.metadata.pop("reward_error", None)
-        self.metadata.pop("generate_error", None)
+        for name in ("start_rollout_id", "reward_error", "generate_error", "was_truncated"):
+            self.metadata.pop(name, None)
         self.status = Status.PENDING
 
     def make_plain(self) -> None:

@@ -36,6 +36,12 @@ async def always_fails(args, sample, **kwargs):
     raise RuntimeError("the judge is down")
 
 
+async def fails_for_each_fourth(args, sample, **kwargs):
+    if sample.index % 4 == 0:
+        raise RuntimeError("the judge is down")
+    return float(sample.index % 2)
+
+
 def drop_every_fifth_prompt(args, samples, **kwargs):
     """A filter whose verdict can be told from the prompt."""
     from slime.rollout.filter_hub.base_types import DynamicFilterOutput

@@ -51,6 +51,7 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
         *("--use-wandb", "--wandb-mode", "offline"),
     )
     assert run.series("rollout/reward_failed") == [4 + 4 + 2] * 2
+    assert run.series("rollout/raw_reward") == [(0.25 + 0.75 + 2 * 1.0) / 6] * 2  # of those that have one
     assert "reward of sample 0, 1, 2, 3 failed: RuntimeError: the judge is down" in run.output
     assert "reward of sample 4, 5, 6, 7 failed: TimeoutError: no reward within --rm-timeout 1" in run.output
     assert (

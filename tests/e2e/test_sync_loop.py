@@ -86,7 +86,7 @@ def eval_file(workspace, tmp_path):
             "n_samples_per_eval_prompt": 4,
             "top_k": 50,
             "min_new_tokens": 2,
-            "custom_rm_path": "tests.e2e.hooks.always_fails",
+            "custom_rm_path": "tests.e2e.hooks.fails_for_each_fourth",
             "custom_generate_function_path": "tests.e2e.hooks.long_tailed",
             "metadata_overrides": {"level": 2},
         },
@@ -151,8 +151,9 @@ def test_look_ahead_loops_train_every_round_within_their_age_bound_and_evaluate(
     assert [line["step"] for line in evaluations] == [0, 1, 3]  # before the first round, then after every second one
     for line in evaluations:
         assert line["eval/greedy/response_len/max"] <= 3 and "eval/greedy-pass@1" not in line
-        assert {"eval/sampled-pass@1", "eval/sampled-pass@2", "eval/sampled-pass@4"} <= line.keys()
-        assert line["eval/sampled"] == 0 and line["eval/reward_failed"] == 16
+        assert line["eval/sampled"] == line["eval/sampled-pass@1"] == pytest.approx(2 / 3)  # of three of four samples
+        assert line["eval/sampled-pass@2"] == 1 and "eval/sampled-pass@4" not in line
+        assert line["eval/sampled-unscored_ratio"] == 0.25 and line["eval/reward_failed"] == 4
     samples = torch.load(tmp_path / "dump" / "eval_3.pt", weights_only=True)["samples"]
     sampled = [sample for sample in samples if sample["metadata"].get("level") == 2]
     assert len(samples) == 24 and len(sampled) == 16

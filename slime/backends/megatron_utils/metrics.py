@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 from slime.algorithms.kl import approx_kl
-from slime.algorithms.reduce import make_reducer, num_tokens
+from slime.algorithms.reduce import make_reducer
 from slime.backends.megatron_utils.data import real_samples
+from slime.observability.metric_utils import reward_number
 from slime.utils import device
 
 PER_TOKEN_REPORTS = (
@@ -28,7 +29,7 @@ PER_TOKEN_REPORTS = (
 )
 EXACT_WITHOUT_SKIPPED = ("loss", "pg_loss")
 """Step metrics to which a sample without advantage adds nothing; the others are means over the computed samples."""
-PER_SAMPLE_REPORTS = ("response_lengths", "rewards", "truncated", "round_number")
+PER_SAMPLE_REPORTS = ("response_lengths", "truncated", "round_number")
 
 
 def sum_over_data_ranks(values: list[float]) -> list[float]:
@@ -76,45 +77,59 @@ def _with_measured_kl(args, data: dict) -> dict:
 
 
 def rollout_metrics(args, data: dict) -> dict[str, float]:
-    """Return `rollout/<key>` of the data as it was trained on, the same on every rank of the last stage."""
+    """Return `rollout/<key>` of the data as it was trained on, the same on every rank of the last stage.
+
+    Means over tokens leave out rollouts of which nothing is trained; means of rewards leave out samples without one.
+    """
     data = _with_measured_kl(args, data)
-    masks = data["loss_masks"]
-    reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
     real = real_samples(data)
-    tokens = num_tokens([masks[i] for i in real]) if args.calculate_per_token_loss else 0
-    names, sums = [], []
-    for key in PER_TOKEN_REPORTS:
-        if key in data:
-            names.append(key)
-            sums.append(float(reducer(torch.cat(data[key]).float())))
-    sample_names = [key for key in PER_SAMPLE_REPORTS if key in data]
-    sample_sums = [float(sum(data[key][i] for i in real)) for key in sample_names]
-    own_lengths = float(sum(len(data["tokens"][i]) for i in real))
-    count = len(real)
-    entropies = _entropy_of_correct(args, data, real)
-    *totals, correct_entropy, num_correct = sum_over_data_ranks(
-        [*sums, *sample_sums, own_lengths, count, tokens, float(sum(entropies)), len(entropies)]
-    )
-    token_totals, sample_totals = totals[: len(names)], totals[len(names) : -2]
-    denominator = totals[-1] if args.calculate_per_token_loss else sum(data["global_batch_sizes"])
-    report = {f"rollout/{k}": v / denominator for k, v in zip(names, token_totals, strict=True)}
-    report.update(
-        {f"rollout/{k}": v / totals[-2] for k, v in zip((*sample_names, "total_lengths"), sample_totals, strict=True)}
-    )
-    if data.get("raw_reward"):
-        report["rollout/raw_reward"] = sum(data["raw_reward"]) / len(data["raw_reward"])
-    if num_correct:
-        report["correct_entropy"] = correct_entropy / num_correct
+    raw_rewards = [reward_number(reward, args.reward_key) for reward in data.get("raw_reward") or []]
+    own_rewards = _of_own_samples(data, raw_rewards)
+    judged = [i for i in real if own_rewards is None or own_rewards[i] is not None]
+    means = {name: (total, "tokens") for name, total in _token_totals(args, data).items()}
+    means |= {key: (sum(data[key][i] for i in real), "samples") for key in PER_SAMPLE_REPORTS if key in data}
+    means["rewards"] = (sum(data["rewards"][i] for i in judged), "judged")
+    means["total_lengths"] = (sum(len(data["tokens"][i]) for i in real), "samples")
+    entropies = _entropy_of_correct(args, data, real, own_rewards)
+    means["correct_entropy"] = (sum(entropies), "correct")
+    trained = means.pop("trained")[0]
+    counts = {"tokens": trained, "samples": len(real), "judged": len(judged), "correct": len(entropies)}
+    totals = sum_over_data_ranks([*(float(total) for total, _ in means.values()), *counts.values()])
+    counts = dict(zip(counts, totals[len(means) :], strict=True))
+    report = {
+        name if name == "correct_entropy" else f"rollout/{name}": total / counts[kind]
+        for (name, (_, kind)), total in zip(means.items(), totals, strict=False)
+        if counts[kind]
+    }
+    numbers = [reward for reward in raw_rewards if reward is not None]
+    if numbers:
+        report["rollout/raw_reward"] = sum(numbers) / len(numbers)
     return report
 
 
-def _entropy_of_correct(args, data: dict, real: list[int]) -> list[float]:
+def _token_totals(args, data: dict) -> dict[str, float]:
+    """Return this rank's sums of per-token columns, and under "trained" what they are means over: rollouts of which something
+    is trained, a split one counted by parts, or trained tokens."""
+    masks = data["loss_masks"]
+    reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
+    totals = {key: float(reducer(torch.cat(data[key]).float())) for key in PER_TOKEN_REPORTS if key in data}
+    ones = torch.ones(sum(len(mask) for mask in masks), device=masks[0].device if masks else None)
+    return totals | {"trained": float(reducer(ones))}
+
+
+def _of_own_samples(data: dict, of_batch: list) -> list | None:
+    """Return this rank's entries of a list over the whole batch; None where a conversion of the user's left it shorter."""
+    partition = data["partition"]
+    return [of_batch[position] for position in partition] if len(of_batch) > max(partition, default=-1) else None
+
+
+def _entropy_of_correct(args, data: dict, real: list[int], own_rewards: list | None) -> list[float]:
     """Return the mean entropy per trained token of each of this rank's correct samples, where entropies were measured."""
-    if not args.log_correct_samples or "entropy" not in data or not data.get("raw_reward"):
+    if not args.log_correct_samples or "entropy" not in data or own_rewards is None:
         return []
     means = []
     for i in real:
         mask = data["loss_masks"][i]
-        if data["raw_reward"][data["partition"][i]] == 1 and mask.any():
+        if own_rewards[i] == 1 and mask.any():
             means.append(float((data["entropy"][i].float() * mask).sum() / mask.sum()))
     return means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,17 @@ def test_raw_reward_override_and_reward_key():
     assert data["raw_reward"] == [9, 0.0] and data["rewards"] == [0.5, -0.5]
     with pytest.raises(ValueError, match="--reward-key"):
         convert_samples_to_train_data(make_args(), samples)
+
+
+def test_failed_reward_is_no_number_for_metrics_unless_a_raw_one_stands_beside_it():
+    failed = {"reward_error": "TimeoutError: no reward"}
+    samples = [make_sample(0, reward=1.0), make_sample(1, reward=0.0, metadata=failed)]
+    samples += [make_sample(2, reward=0.0, metadata=failed | {"raw_reward": 0.25})]
+    samples[1].metadata["was_truncated"] = True
+    data = convert_samples_to_train_data(make_args(), samples)
+    logged = data["raw_reward"]
+    assert data["truncated"] == [0, 1, 0]
+    assert (logged[0], logged[2]) == (1.0, 0.25) and math.isnan(logged[1])
 
 
 def test_missing_reward_or_broken_columns_name_the_sample():

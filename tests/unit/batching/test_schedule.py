@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slime.batching.balance import karmarkar_karp, longest_first
-from slime.batching.schedule import build_dp_schedule, split_train_data_by_dp
+from slime.batching.schedule import build_dp_schedule, for_one_pass, split_train_data_by_dp
 
 
 def random_case(seed):
@@ -123,6 +123,29 @@ def test_partitions_cover_every_item_once_and_balance(seed):
         sums = [sum(weights[i] for i in part) for part in parts]
         assert max(sums) - min(sums) <= max(weights)
     assert all(len(part) == 6 for part in karmarkar_karp(weights, 4, equal_size=True))
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_pass_that_does_not_train_reads_every_sample_in_one_step(count, dp_size):
+    args = SimpleNamespace(
+        global_batch_size=2, micro_batch_size=1, use_dynamic_batch_size=False, max_tokens_per_gpu=None,
+        balance_data=False, balance_by_flops=False,
+    )  # fmt: skip
+    samples = [SimpleNamespace(tokens=[1] * (2 + i)) for i in range(count)]
+    data = {
+        "tokens": [sample.tokens for sample in samples],
+        "response_lengths": [1] * count,
+        "rollout_ids": list(range(count)),
+        "loss_masks": [[1]] * count,
+        "rollout_mask_sums": [1] * count,
+    }
+    shards = split_train_data_by_dp(for_one_pass(args, samples), data, dp_size=dp_size)
+    trained = [
+        position for s in shards for position, mask in zip(s["partition"], s["loss_masks"], strict=True) if mask.any()
+    ]
+    assert sorted(trained) == list(range(count))
+    assert all(shard["global_batch_sizes"] == [count] for shard in shards)
 
 
 def test_split_gives_each_rank_its_rows_as_tensors():

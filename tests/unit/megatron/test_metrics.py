@@ -18,6 +18,7 @@ def make_args(**changes):
         calculate_per_token_loss=False,
         use_rollout_logprobs=False,
         kl_loss_type="k1",
+        reward_key=None,
         log_correct_samples=True,
         share_prompts=True,
         skip_zero_advantage=False,
@@ -64,6 +65,30 @@ def test_tokens_count_alike_with_the_per_token_loss():
 def test_parts_of_one_rollout_count_as_one():
     data = make_data(rollout_mask_sums=torch.tensor([3.0, 3.0]), global_batch_sizes=[1])
     assert rollout_metrics(make_args(), data)["rollout/advantages"] == pytest.approx((1 + 3 + 5) / 3)
+
+
+@pytest.mark.parametrize(("per_token", "expected"), [(False, 2.0), (True, 2.0)])
+def test_samples_of_which_nothing_is_trained_dilute_no_mean_over_tokens(per_token, expected):
+    masks = [torch.tensor([1, 1, 0]), torch.tensor([0])]
+    data = make_data(loss_masks=masks, rollout_mask_sums=torch.tensor([2.0, 0.0]))
+    report = rollout_metrics(make_args(calculate_per_token_loss=per_token), data)
+    assert {report[f"rollout/{key}"] for key in PER_TOKEN_REPORTS if key != "kl"} == {expected}
+    assert report["rollout/response_lengths"] == 2.0  # of all samples
+    masks = [torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)]
+    report = rollout_metrics(make_args(), make_data(loss_masks=masks, rollout_mask_sums=torch.zeros(2)))
+    assert not {f"rollout/{key}" for key in PER_TOKEN_REPORTS} & report.keys()
+
+
+def test_failed_and_odd_rewards_are_no_rewards():
+    report = rollout_metrics(make_args(), make_data(raw_reward=[float("nan"), 1.0, None]))
+    assert report["rollout/raw_reward"] == 1.0 and report["rollout/rewards"] == 0.5
+    report = rollout_metrics(make_args(), make_data(raw_reward=[None] * 3))
+    assert "rollout/raw_reward" not in report and "rollout/rewards" not in report
+    of_dicts = make_data(raw_reward=[{"score": 3.0}, {"score": 1.0, "kind": "x"}, {"kind": "x"}])
+    assert rollout_metrics(make_args(reward_key="score"), of_dicts)["rollout/raw_reward"] == 2.0
+    assert (
+        rollout_metrics(make_args(), make_data(raw_reward=[4.0]))["rollout/rewards"] == 0.125
+    )  # of other rows than ours
 
 
 def test_kl_is_measured_between_the_old_policy_and_the_reference():

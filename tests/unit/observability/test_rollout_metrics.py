@@ -90,7 +90,32 @@ def test_dict_and_missing_rewards_do_not_break_any_metric():
         "rollout/error_cat/ok": 0.25,
         "rollout/error_cat/bad": 0.5,
     }
-    assert metrics["passrate/pass@1"] == 0.5
+    assert (metrics["passrate/pass@1"], metrics["passrate/pass@2"]) == (1.0, 1.0)  # of the two that have a score
+
+
+def test_failed_reward_is_left_out_unless_a_raw_reward_stands_beside_it():
+    failed = {"reward_error": "TimeoutError"}
+    samples = [make_sample(1.0, 5, group_index=0), make_sample(0.0, 9, group_index=0, metadata=failed)]
+    samples += [make_sample(0.0, 7, group_index=0, metadata=failed | {"raw_reward": 1.0})]
+    args = make_args(debug_rollout_only=True, log_passrate=True, log_correct_samples=True)
+    metrics = compute_rollout_metrics(args, samples, 1.0)
+    assert metrics["rollout/raw_reward"] == 1.0
+    assert with_prefix(metrics, "passrate/") == {"passrate/pass@1": 1.0, "passrate/pass@2": 1.0}
+    assert (metrics["correct_length/p25"], metrics["correct_length/p100"]) == (5, 7)
+    results = {"rewards": [1.0, None, 1.0], "truncated": [False] * 3, "samples": samples}
+    metrics = compute_eval_metrics(args, {"set": results})
+    assert metrics["eval/set"] == 1.0 and metrics["eval/set-unscored_ratio"] == pytest.approx(1 / 3)
+    assert metrics["eval/set-pass@2"] == 1.0 and "eval/set-pass@4" not in metrics
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), "1", [1.0], 10**400, object(), {"score": None}])
+def test_what_is_no_number_is_no_reward(reward):
+    samples = [make_sample(reward, group_index=0), make_sample({"score": 1.0}, group_index=0)]
+    args = make_args(debug_rollout_only=True, log_passrate=True, reward_key="score", log_correct_samples=True)
+    metrics = compute_rollout_metrics(args, samples, 1.0)
+    assert metrics["rollout/raw_reward"] == 1.0 and metrics["rollout/zero_std/count_1.0"] == 1
+    data = {"set": {"rewards": [reward, {"score": 1.0}], "samples": samples}}
+    assert compute_eval_metrics(args, data)["eval/set"] == 1.0
 
 
 def test_a_dict_reward_without_a_key_is_left_out():
@@ -137,6 +162,8 @@ def test_repetition_needs_a_long_and_compressible_end():
 def test_truncated_ratio_is_the_share_of_that_status():
     samples = [make_sample(status="truncated"), make_sample(), make_sample(status="aborted"), make_sample()]
     assert sample_metrics(make_args(), samples)["truncated_ratio"] == 0.25
+    samples[1] = make_sample(status="failed", metadata={"was_truncated": True})  # its reward failed
+    assert sample_metrics(make_args(), samples)["truncated_ratio"] == 0.5
 
 
 def test_throughput_over_time_and_slots():
@@ -186,8 +213,16 @@ def test_pass_rates_count_a_split_execution_once_and_allow_uneven_groups():
     ]
     metrics = compute_rollout_metrics(make_args(log_passrate=True), samples, 1.0)
     assert with_prefix(metrics, "passrate/") == pytest.approx(
-        {"passrate/pass@1": (1 / 2 + 1 / 4) / 2, "passrate/pass@2": (1 + 1 / 2) / 2}
+        {"passrate/pass@1": (1 / 2 + 1 / 4 + 1) / 3, "passrate/pass@2": (1 + 1 / 2) / 2, "passrate/pass@4": 1.0}
     )
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_prompts_of_one_sample_have_no_pass_rates(n):
+    samples = [make_sample(1.0, group_index=group) for group in range(3 * n)]
+    args = make_args(log_passrate=True)
+    assert with_prefix(compute_rollout_metrics(args, samples, 1.0), "passrate/") == {}
+    assert not [name for name in compute_eval_metrics(args, {"set": {"rewards": [1.0] * 3 * n}}) if "pass@" in name]
 
 
 def test_fb_r10_raw_reward_in_metadata_decides_what_is_correct_also_when_it_is_zero():

@@ -11,6 +11,7 @@ from slime.rollout.filter_hub.dynamic_sampling_filters import (
     check_reward_nonzero_std,
     check_reward_nonzero_std_with_fallback,
 )
+from slime.rollout.scoring import mark_reward_failed
 from slime.rollout.sglang_rollout import GenerateState, generate, generate_rollout
 from slime.utils.async_utils import run
 from slime.utils.http_utils import HTTPStatusError, find_free_port
@@ -332,6 +333,18 @@ def test_a_failing_or_hanging_reward_fails_its_sample_only(engine, make_args, ca
     assert (bad.status, bad.reward, bad.remove_sample) == (Sample.Status.FAILED, 0.0, True)
     assert output.metrics["rollout/reward_failed"] == 1 and "reward of sample 1 failed" in caplog.text
     assert [s.reward for s in output.samples[1]] == [1.0, 1.0]
+
+
+def test_response_at_the_limit_stays_one_when_its_reward_fails(engine, make_args):
+    samples = [Sample(index=0, status=Sample.Status.TRUNCATED), Sample(index=1, status=Sample.Status.COMPLETED)]
+    for _ in range(2):  # a second judge fails as well
+        mark_reward_failed(make_args(engine), samples, TimeoutError("slow"))
+    assert [(s.status, s.is_truncated) for s in samples] == [
+        (Sample.Status.FAILED, True),
+        (Sample.Status.FAILED, False),
+    ]
+    samples[0].reset_response()
+    assert not samples[0].is_truncated
 
 
 def test_plain_rewards_that_hang_take_nothing_from_the_later_ones(engine, make_args):
