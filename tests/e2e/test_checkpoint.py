@@ -225,7 +225,8 @@ def test_continued_with_other_sizes_and_a_sample_filter_every_prompt_ends_once(t
     flags = ("--save", tmp_path / "save", "--save-interval", 1, "--over-sampling-batch-size", 6, "--partial-rollout")
     flags += ("--rollout-sample-filter-path", "tests.e2e.hooks.remove_first_group")
     train(*SMALL, *flags, "--num-rollout", 2, name="first")
-    held = RunFolders(SimpleNamespace(run_dir=str(tmp_path / "held"), save=None))
+    others = dict(save=None, update_weight_transport="nccl", update_weight_disk_dir=None)
+    held = RunFolders(SimpleNamespace(run_dir=str(tmp_path / "held"), **others))
     try:
         second = train(*SMALL, *flags, "--num-rollout", 4, name="held", check=False)
     finally:
