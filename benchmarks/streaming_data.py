@@ -2,6 +2,7 @@
 
 python benchmarks/streaming_data.py                  # 5 million rows of JSONL, written once under outputs/benchmarks
 python benchmarks/streaming_data.py --rows 100000 --kind parquet
+python benchmarks/streaming_data.py --smoke          # 20,000 rows
 
 A process of its own opens the file as a run does, hands out 32 prompts, saves its state, and a second one goes on from a state in
 the middle of the file. The last line is `RESULT {json}`; `start_s` and `peak_mib` are what counts (bars: 5 s, 1024 MiB).
@@ -37,6 +38,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--smoke", dest="rows", action="store_const", const=20_000, help="a small file")
     parser.add_argument("--kind", choices=("jsonl", "parquet"), default="jsonl")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)

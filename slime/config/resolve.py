@@ -269,6 +269,8 @@ def algorithm_values(run: Run) -> None:
         args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
     if args.kl_loss_coef != 0 and not args.use_kl_loss:
         run.notes.append(f"--kl-loss-coef {args.kl_loss_coef} has no effect without --use-kl-loss")
+    if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
+        run.notes.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
     if args.max_tokens_per_gpu is not None and not args.use_dynamic_batch_size:
         run.notes.append(
             f"--max-tokens-per-gpu {args.max_tokens_per_gpu} has no effect without --use-dynamic-batch-size"

@@ -10,6 +10,7 @@ Epochs, rows and group indices are numbers to it; it does not know samples. Grou
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from typing import Any
 
@@ -40,6 +41,7 @@ class DataLedger:
         self.num_loose, self.loose = 0, Counter()  # prompts that are no row of a data set, and how they ended
         self.conflicts: list[dict[str, Any]] = []
         self._ended = bytearray()  # outcome code by group index
+        self._rounds = array("i")  # round that it was trained in, by group index; -1: none
 
     # ---- open groups -----------------------------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class DataLedger:
         """Count the end of an open group; groups that this ledger never saw are left out."""
         code = CODES[outcome]
         assert outcome in OUTCOMES, outcome
-        self.delivered.pop(group_index, None)
+        rollout_id = self.delivered.pop(group_index, None)
         entry = self.in_flight.pop(group_index, None) or self.waiting.pop(group_index, None)
         earlier = self.outcome_of(group_index)
         if entry is None:
@@ -88,6 +90,9 @@ class DataLedger:
             return
         if 0 <= group_index < len(self._ended) + MAX_GAP:
             _set(self._ended, group_index, code)
+            if outcome == "trained" and rollout_id is not None:
+                self._rounds.extend([-1] * (group_index + 1 - len(self._rounds)))
+                self._rounds[group_index] = rollout_id
         if entry["reuse"]:
             self.reused[outcome] += 1
             return
@@ -123,6 +128,12 @@ class DataLedger:
         code = self._ended[group_index] if 0 <= group_index < len(self._ended) else 0
         return NAMES.get(code)
 
+    def round_of(self, group_index: int) -> int | None:
+        """The round that a group is or was trained in, where known."""
+        if group_index in self.delivered or not 0 <= group_index < len(self._rounds):
+            return self.delivered.get(group_index)
+        return None if self._rounds[group_index] < 0 else self._rounds[group_index]
+
     def _conflict(self, group_index: int, text: str) -> None:
         if len(self.conflicts) < MAX_CONFLICTS:
             self.conflicts.append({"group_index": group_index, "what": text})
@@ -150,6 +161,7 @@ class DataLedger:
             "waiting": {g: dict(entry) for g, entry in sorted(self.waiting.items())},
             "rows": {epoch: _tensor(codes) for epoch, codes in self.rows.items()},
             "ended": _tensor(self._ended),
+            "rounds": _tensor(self._rounds),
             "outcomes": dict(self.outcomes),
             "reused": dict(self.reused),
             "num_loose": self.num_loose,
@@ -164,6 +176,7 @@ class DataLedger:
         self.waiting = {g: _place(entry) for g, entry in sorted(everything.items())}
         self.rows = {epoch: bytearray(codes.numpy().tobytes()) for epoch, codes in state["rows"].items()}
         self._ended = bytearray(state["ended"].numpy().tobytes())
+        self._rounds = array("i", state["rounds"].tolist() if "rounds" in state else [])
         self.outcomes, self.reused = Counter(state["outcomes"]), Counter(state["reused"])
         self.num_loose, self.loose = state["num_loose"], Counter(state["loose"])
         self.conflicts = [dict(conflict) for conflict in state["conflicts"]]
@@ -180,8 +193,8 @@ def _set(codes: bytearray, position: int, code: int) -> None:
     codes[position] = code
 
 
-def _tensor(codes: bytearray):
+def _tensor(codes: bytearray | array):
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.frombuffer(bytes(codes), dtype=np.uint8).copy())
+    return torch.from_numpy(np.frombuffer(bytes(codes), np.int32 if isinstance(codes, array) else np.uint8).copy())

@@ -134,6 +134,11 @@ class RolloutDataSource(LedgeredSource):
             if isinstance(self.dataset, StreamingPrompts):
                 self.dataset.rewind(state["data_set"]["stream"])
             self._load_ledger_state(state, self.dataset)
+            self._requeued += self._buffered(state)  # of a source with a buffer
+
+    def _buffered(self, state: dict[str, Any]) -> list[list[Sample]]:
+        groups = [decode_group(group, self.dataset) for group in state.get("buffer", [])]
+        return self._fitted(groups, state)
 
     def _digest(self) -> str | None:
         """What the prompts are, said in a word; made once, by whoever asks first."""
@@ -246,7 +251,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             self.ledger.is_open(group_index) or self.ledger.outcome_of(group_index) is not None
         )
         if known:
-            return self._reused(group, self.ledger.delivered.get(group_index))
+            return self._reused(group, self.ledger.round_of(group_index))
         self._renumber(group, reuse=False)  # pushed by the user
         return group
 
@@ -294,9 +299,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
-            super().load_state_dict(state)
-            self.buffer = [decode_group(group, self.dataset) for group in state.get("buffer", [])]
-            self.buffer = self._fitted(self.buffer, state)
+            super().load_state_dict({**state, "buffer": []})
+            self.buffer = self._buffered(state)
 
 
 def create_data_source(args) -> DataSource:

@@ -39,14 +39,25 @@ def save(args, source, directory: str, rollout_id: int) -> None:
 
 
 def load(args, source, directory: str, rollout_id: int) -> None:
-    """Restore what `save` wrote; a checkpoint without a Data Buffer starts the prompts from the beginning."""
+    """Restore what `save` wrote; a checkpoint without a Data Buffer starts the prompts from the beginning.
+
+    Raises: ValueError when it was written with another kind of data source.
+    """
     import torch
 
     path = os.path.join(directory, FILE)
     if not os.path.exists(path):
         logger.warning("%s holds no %s: prompts start from the beginning", directory, FILE)
         return
-    source.load_state_dict(torch.load(path, weights_only=True))
+    state = torch.load(path, weights_only=True)
+    if ("adapter" in state) != _is_users(source):
+        theirs, ours = "a class of the user's", "ours"
+        was, is_now = (theirs, ours) if "adapter" in state else (ours, theirs)
+        raise ValueError(
+            f"{directory} was written with a data source of another kind ({was}) than --data-source-path {args.data_source_path} "
+            f"({is_now}); continue with the same, or take the weights alone by --load {directory} --finetune"
+        )
+    source.load_state_dict(state)
     if _is_users(source):
         with _folders(args, directory):
             source.load(rollout_id)

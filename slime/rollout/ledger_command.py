@@ -19,17 +19,31 @@ def run(directory: str, as_json: bool = False) -> int:
     """Print the table and what does not add up. Returns the exit status: 0, or 1 when something is wrong.
 
     Raises:
-        FileNotFoundError: no checkpoint with a Data Buffer there.
+        FileNotFoundError: no checkpoint with a Data Buffer there. ValueError: its file is damaged, or another kind of file.
     """
     checkpoint, path = find_state(directory)
-    import torch
-
-    report = check(torch.load(path, weights_only=True))
+    report = _report(path)
     if as_json:
         print(json.dumps({"checkpoint": checkpoint, **vars(report)}))
     else:
         print(f"prompts in {checkpoint}\n{table(report)}")
     return 1 if report.problems else 0
+
+
+def _report(path: str) -> LedgerReport:
+    import torch
+
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception as error:  # torch has no one type for it
+        what = f"{type(error).__name__}: {error!s:.200}"
+        raise ValueError(f"{path} cannot be read; it is damaged or no Data Buffer: {what}") from error
+    try:
+        return check(state)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no ledger as a Data Buffer writes it: {type(error).__name__}: {error}"
+        ) from error
 
 
 def find_state(directory: str) -> tuple[str, str]:

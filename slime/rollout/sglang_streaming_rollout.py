@@ -23,6 +23,7 @@ from slime.rollout.request import (
     new_token_budget,
     request_headers,
     response_text,
+    says_context_too_long,
     says_its_tokens,
     within_budget,
 )
@@ -46,22 +47,36 @@ async def generate_streaming(args, sample: Sample, sampling_params: dict[str, An
         return sample
     params = within_budget(sampling_params, budget, sample.response_length)
     payload = {**build_request(args, sample, params), "stream": True}
-    merger, finished = ChunkMerger(), False
     is_continued, is_plain = sample.response_length > 0, says_its_tokens(state, sample, sampling_params)
-    with trace_span(sample, "sglang_generate_stream"):
-        chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
+    try:
+        with trace_span(sample, "sglang_generate_stream"):
+            finished = await _append_stream(args, state, sample, payload, evaluation)
+    except HTTPStatusError as error:
+        if not says_context_too_long(error) or sample.response_length > 0:
+            raise
+        mark_prompt_too_long(args, state, sample, evaluation)
+        return sample
+    if not finished:
+        sample.status = Sample.Status.ABORTED
+    if is_plain and (is_continued or not finished):  # a stream holds back the text of half a character
+        sample.response = response_text(state, sample, sampling_params)
+    return sample
+
+
+async def _append_stream(args, state: GenerateState, sample: Sample, payload: dict, evaluation: bool) -> bool:
+    """Append the answer as it comes, until it ends or the round does. Returns whether the engine ended it."""
+    merger, finished = ChunkMerger(), False
+    chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
+    try:
         async for chunk in chunks:
             fresh = merger.fresh_part(chunk)
             finished = bool(chunk["meta_info"].get("finish_reason"))
             append_engine_output(args, sample, fresh, update_terminal_info=finished)
             if finished or (state.aborted and not evaluation):
                 break
+    finally:
         await chunks.aclose()
-    if not finished:
-        sample.status = Sample.Status.ABORTED
-    if is_plain and (is_continued or not finished):  # a stream holds back the text of half a character
-        sample.response = response_text(state, sample, sampling_params)
-    return sample
+    return finished
 
 
 class ChunkMerger:
@@ -122,6 +137,10 @@ async def _chunks(url: str, payload: dict[str, Any], headers: dict | None) -> As
             if data == "[DONE]":
                 return
             try:
-                yield json.loads(data)
+                chunk = json.loads(data)
             except ValueError:
                 logger.warning("skipped a chunk that is not JSON: %.200s", data)
+                continue
+            if not isinstance(chunk, dict) or "meta_info" not in chunk:
+                raise RuntimeError(f"POST {url}: the stream says {data:.500}")
+            yield chunk

@@ -231,7 +231,8 @@ class PromptSet:
         """Tells this set of prompts from others, labels included."""
         mixed = hashlib.blake2b(digest_size=16)
         for sample in self.samples:
-            mixed.update(repr((sample.prompt, sample.label)).encode("utf-8", "surrogatepass"))
+            prompt = sample.prompt if isinstance(sample.prompt, str) else repr(sample.prompt)
+            mixed.update(f"{prompt}\0{sample.label!r}\0".encode("utf-8", "surrogatepass"))
         return mixed.hexdigest()
 
     def sample(self, num_samples: int) -> list[Sample]:

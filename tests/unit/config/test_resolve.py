@@ -340,9 +340,11 @@ def test_evaluation_without_data_is_a_note(parse):
 
 
 def test_flags_that_miss_their_partner_are_said(parse, data):
-    args = parse(*"--kl-loss-coef 0.1 --max-tokens-per-gpu 64 --eval-prompt-data a".split(), data)
+    words = "--kl-loss-coef 0.1 --max-tokens-per-gpu 64 --mask-offpolicy-in-partial-rollout --eval-prompt-data a"
+    args = parse(*words.split(), data)
     assert said(args, "--kl-loss-coef 0.1 has no effect without --use-kl-loss")
     assert said(args, "--max-tokens-per-gpu 64 has no effect without --use-dynamic-batch-size")
+    assert said(args, "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
     assert said(args, "evaluation data without --eval-interval: no evaluation")
     args = parse(*"--use-kl-loss --kl-loss-coef 0.1 --use-dynamic-batch-size --max-tokens-per-gpu 64".split())
     assert not said(args, "has no effect without")

@@ -195,6 +195,7 @@ def test_groups_kept_for_reuse_are_new_groups_and_no_prompts_of_the_epoch(args, 
     assert [group[0].group_index for group in found] == [3, 4, 5] and during[0].group_index == 0
     assert [s.index for group in found for s in group] == list(range(6, 12))
     assert len({s.rollout_id for group in found for s in group}) == 3  # parts of one execution stay together
+    assert all(group[0].metadata["start_rollout_id"] == 0 for group in found)  # so that they age
     again = found[0][0]
     assert (again.tokens, again.rollout_log_probs, again.token_weight_versions) == ([1, 3], [-1.0], ["4"])
     assert again.metadata == {"reused_group": 0, "start_rollout_id": 0} and during[0].metadata == {}

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
-from slime.rollout.data_source import RolloutDataSourceWithBuffer
+from slime.rollout import data_state, ledger_command
+from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.rollout.data_source_adapter import adapt_class
 from slime.rollout.ledger_check import check
+from slime.rollout.round_policy import age_of
 from slime.utils.types import Sample
 
 
@@ -132,6 +134,18 @@ def test_groups_that_are_none_are_named(args, make, message):
         adapt_class(args(), Source).get_samples(1)
 
 
+def test_a_group_kept_for_long_is_as_old_as_the_round_that_trained_it_also_after_a_restart(args, tmp_path):
+    source = RolloutDataSourceWithBuffer(args())
+    kept, other = source.get_samples(2)
+    finish(kept[0], [3]), finish(kept[1], [4])
+    source.mark_delivered([kept, other], 4)
+    source.mark_finished([kept, other])
+    again = resumed(source, args(), tmp_path)
+    again.add_samples([kept])
+    (group,) = again.get_samples(1)
+    assert age_of(group, 9) == 5
+
+
 # ---- continued with other flags ------------------------------------------------------------------------------------
 
 
@@ -183,3 +197,39 @@ def test_a_stream_goes_on_only_in_the_same_rows(make_args, write_rows, tmp_path,
         write_rows([{"input": f"{json.dumps(i)}"} for i in range(8)])
     with pytest.raises(ValueError, match="another slice or another first row.*--no-resume"):
         resumed(source, make_args(prompt_data=path + part, streaming_data=True), tmp_path)
+
+
+def test_a_source_without_a_buffer_hands_out_what_waited_in_one(args, tmp_path):
+    source = RolloutDataSourceWithBuffer(args())
+    source.add_samples(source.get_samples(3)[1:])
+    plain = RolloutDataSource(args())
+    plain.load_state_dict(source.state_dict())
+    groups = plain.get_samples(4)
+    assert [group[0].prompt for group in groups] == ["p0", "p1", "p2", "p3"]
+    plain.mark_finished(groups)
+    assert check(plain.state_dict()).problems == []
+
+
+def test_a_data_source_of_another_kind_is_named(args, tmp_path):
+    class Source:
+        def get_samples(self, num_samples):
+            return ["a"] * num_samples
+
+    arguments = args(data_source_path="mine.Source")
+    ours, theirs = RolloutDataSource(args()), adapt_class(arguments, Source)
+    for first, second in ((ours, theirs), (theirs, ours)):
+        data_state.save(arguments, first, str(tmp_path), 0)
+        with pytest.raises(ValueError, match="another kind .* than --data-source-path mine.Source"):
+            data_state.load(arguments, second, str(tmp_path), 0)
+
+
+def test_a_ledger_of_a_damaged_or_foreign_file_is_an_error_that_names_it(args, tmp_path):
+    state = RolloutDataSourceWithBuffer(args()).state_dict()
+    torch.save(state, tmp_path / "cut.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:1000])
+    with pytest.raises(ValueError, match="cut.pt cannot be read; it is damaged or no Data Buffer"):
+        ledger_command.run(str(tmp_path / "cut.pt"))
+    del state["ledger"]
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="other.pt holds no ledger as a Data Buffer writes it: KeyError: 'ledger'"):
+        ledger_command.run(str(tmp_path / "other.pt"))

@@ -140,3 +140,22 @@ def test_the_text_of_a_continued_response_has_no_seam(engine, make_args, tmp_pat
     sample = generate_rollout(args, 0, create_data_source(args)).samples[0][0]
     assert len(engine.requests) == 2 and sample.tokens[-5:] == ids
     assert sample.response == whole
+
+
+def test_an_engine_that_refuses_or_gives_up_is_understood(streaming_engine, make_args, monkeypatch):
+    args = make_args(streaming_engine, custom_generate_function_path=PATH, rollout_batch_size=1)
+    streaming_engine.lines = ['{"error": {"message": "out of memory"}}', "[DONE]"]
+    with pytest.raises(RuntimeError, match="the stream says .*out of memory"):
+        generate_rollout(args, 0, create_data_source(args))
+    accepts = streaming_engine.stream
+
+    async def refuse_first(request):
+        if (await request.json())["input_ids"][1] == 24:  # p0
+            return web.json_response({"error": {"message": "longer than the context"}}, status=400)
+        return await accepts(request)
+
+    monkeypatch.setattr(streaming_engine, "stream", refuse_first)
+    streaming_engine.lines = [*map(json.dumps, chunks("cumulative"))]
+    source = create_data_source(args)
+    assert [group[0].data_row for group in generate_rollout(args, 0, source).samples] == [1]
+    assert source.stats()["failed"] == 1
