@@ -279,6 +279,8 @@ def _tensor_column(key: str, rows: list) -> list:
     if key in TENSOR_DTYPES and rows and all(type(row) is list for row in rows):
         flat = torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=TENSOR_DTYPES[key])
         return list(flat.split([len(row) for row in rows]))
+    if key == "multimodal_train_inputs":
+        return _media_column(rows)
     return [_tensorise(key, row) for row in rows]
 
 
@@ -287,9 +289,13 @@ def _tensorise(key: str, value: Any) -> Any:
         return _cpu_tensor(value, TENSOR_DTYPES[key])
     if key == "rollout_routed_experts":
         return _cpu_tensor(value, None)
-    if key == "multimodal_train_inputs" and value is not None:
-        return {name: _cpu_tensor(v, None) if _is_array(v) else v for name, v in value.items()}
     return value
+
+
+def _media_column(rows: list[dict | None]) -> list[dict | None]:
+    """Train inputs with tensors for arrays; what several samples share stays one object, which is pickled once."""
+    tensors = {id(item): _cpu_tensor(item, None) for row in rows for item in (row or {}).values() if _is_array(item)}
+    return [row and {name: tensors.get(id(item), item) for name, item in row.items()} for row in rows]
 
 
 def _is_array(value: Any) -> bool:

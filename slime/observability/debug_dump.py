@@ -1,8 +1,8 @@
 """Rollout dumps: the samples of one round in one torch file, saved before conversion and replayed without engines.
 
 Invariants: a file holds `{"rollout_id": int or "eval_<n>", "samples": [Sample.to_dict()]}` made of plain containers,
-numbers, strings and tensors, so that it loads with `weights_only=True`; images of samples are the same images when a dump is read
-here; it appears under its name only when complete.
+numbers, strings and tensors, so that it loads with `weights_only=True`; media of samples are the same when a dump is read
+here, and those that several samples share are in it once; it appears under its name only when complete.
 It does not know when a round is dumped or what becomes of the samples.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slime.utils.plain_data import from_plain, to_plain
+from slime.utils.plain_data import Shared, fields_from_plain, fields_to_plain
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample
@@ -26,7 +26,9 @@ def save_rollout_dump(template: str, rollout_id: int | str, samples: Iterable[Sa
     path = dump_path(template, rollout_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    torch.save({"rollout_id": rollout_id, "samples": [_plain_fields(s) for s in samples]}, partial)
+    shared = Shared()
+    plain = [fields_to_plain(sample.to_dict(), shared, exact=False) for sample in samples]
+    torch.save({"rollout_id": rollout_id, "samples": plain}, partial)
     os.replace(partial, path)
     return path
 
@@ -54,7 +56,8 @@ def load_rollout_dump(template: str, rollout_id: int | str, subsample: float | N
         raise ValueError(
             f"--load-debug-rollout-data-subsample {subsample} of the {len(content['samples'])} samples of {path} leaves none"
         )
-    return [Sample.from_dict(from_plain(fields)) for fields in rows]
+    shared = Shared()
+    return [Sample.from_dict(fields_from_plain(fields, shared)) for fields in rows]
 
 
 def take_both_ends(rows: Sequence, share: float | None) -> Sequence:
@@ -71,10 +74,3 @@ def take_both_ends(rows: Sequence, share: float | None) -> Sequence:
 def dump_path(template: str, rollout_id: int | str) -> Path:
     """Return the path of a round's dump."""
     return Path(template.format(rollout_id=rollout_id))
-
-
-def _plain_fields(sample: Sample) -> dict[str, Any]:
-    """The sample's fields made of types that a weights-only load accepts; arrays become tensors, but not those of its media."""
-    fields = sample.to_dict()
-    media = to_plain(fields.pop("multimodal_inputs", None), exact=True)
-    return to_plain(fields) | {"multimodal_inputs": media}

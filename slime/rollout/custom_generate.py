@@ -18,6 +18,7 @@ from slime.rollout.request import prompt_ids
 from slime.utils.hook_calls import await_hook, wrong
 from slime.utils.hook_forms import accepts_keyword
 from slime.utils.misc import load_hook
+from slime.utils.plain_data import with_shared_leaves
 from slime.utils.provenance import name_source
 from slime.utils.types import Sample
 
@@ -30,7 +31,7 @@ async def call_sample_generate(args, path: str, sample: Sample, sampling_params:
     Raises:
         TypeError, ValueError: the hook returned something else. HookError: it raised.
     """
-    prompt, group_index, index = copy.deepcopy(sample.prompt), sample.group_index, sample.index
+    prompt, group_index, index = with_shared_leaves(sample.prompt), sample.group_index, sample.index
     recorder = Recorder(args, sampling_params, evaluation, owners=[index])
     with recording(recorder):
         own_params = copy.deepcopy(sampling_params)
@@ -62,11 +63,11 @@ async def call_list_generate(
         TypeError, ValueError: the hook returned something else. HookError: it raised.
     """
     group_index, indices = samples[0].group_index, [sample.index for sample in samples]
-    prompts = [copy.deepcopy(sample.prompt) for sample in samples]
+    prompts = [with_shared_leaves(sample.prompt) for sample in samples]
     for position, sample in enumerate(samples):
         if sample.response_length or sample.response:
             sample.reset_response()  # this form cannot continue a partial response
-        sample.prompt = owned_prompt(copy.deepcopy(sample.prompt), position)
+        sample.prompt = owned_prompt(with_shared_leaves(sample.prompt), position)
     recorder = Recorder(args, sampling_params, evaluation, owners=indices)
     with recording(recorder):
         results = await _call(args, path, evaluation, list(samples))

@@ -7,7 +7,6 @@ checkpoint is handed out again, if the class restores its position itself. Knows
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from typing import Any
@@ -19,6 +18,7 @@ from slime.rollout.sample_state import duplicate_group
 from slime.utils.async_utils import finish
 from slime.utils.data import RowFormat, row_to_sample
 from slime.utils.hook_calls import naming, wrong
+from slime.utils.media_values import keeps_samples, settle_media
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class DataSourceAdapter(LedgeredSource):
         if not all(groups) or len({id(leaf) for leaf in leaves}) < len(leaves):
             what = "a sample twice" if all(groups) else "an empty group"
             raise wrong(OPTION, self.args.data_source_path, f"get_samples returned {what}")
+        for leaf in leaves:
+            settle_media(leaf, keeps_samples(self.args), f"--data-source-path {self.args.data_source_path}")
         taken: set[int] = set()
         return [self._numbered(group, taken) for group in groups]
 
@@ -98,7 +100,7 @@ class DataSourceAdapter(LedgeredSource):
         size = self.args.n_samples_per_prompt
         if size > 1 and len(samples) == num_samples * size:
             return [samples[i : i + size] for i in range(0, len(samples), size)]
-        return [[copy.deepcopy(sample) for _ in range(size)] for sample in samples]
+        return [sample.duplicates(size) for sample in samples]
 
     def _numbered(self, group: list, taken: set[int]) -> list:
         """The group with numbers of its own; a copy where the class gave it those of a group that is still being worked on.

@@ -81,6 +81,9 @@ class GenerateState(metaclass=_OnePerLoop):
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0
         self.last_prompt: tuple[str | None, list[int]] = (None, [])
+        self.last_media: tuple[str, dict, list[int], dict] | None = (
+            None  # text, media, ids, the processor's other outputs
+        )
         init_http_client(args)
         self.reset()
 

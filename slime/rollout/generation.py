@@ -23,6 +23,7 @@ from slime.rollout.group_request import asks_together, generate_together
 from slime.rollout.request import (
     append_engine_output,
     build_request,
+    check_engine_prompt,
     fill_prompt,
     mark_prompt_too_long,
     new_token_budget,
@@ -37,6 +38,7 @@ from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.scoring import score_each, score_group, score_samples
 from slime.utils.hook_forms import generate_form
 from slime.utils.http_utils import HTTPStatusError, post
+from slime.utils.media_values import keeps_samples, settle_media
 from slime.utils.misc import load_hook
 from slime.utils.types import Sample
 
@@ -73,6 +75,7 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
                 return sample
             raise
         meta_info = output["meta_info"]
+        check_engine_prompt(sample, meta_info)
         span.update(build_sglang_meta_trace_attrs(meta_info) or {})
     append_engine_output(args, sample, output)
     if is_continued:
@@ -208,6 +211,7 @@ async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool)
     leaves = leaves_of(result)
     for leaf in leaves:
         _inherit_identity(leaf, sample)
+        settle_media(leaf, keeps_samples(args), "generation")
     aborted = any(leaf.status == Sample.Status.ABORTED for leaf in leaves)
     if leaves and not aborted and not (args.group_rm and not evaluation):
         await score_samples(args, leaves, evaluation)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.request import engine_ids
 from slime.utils.http_utils import post
 from slime.utils.processing_utils import media_for_engine
 from slime.utils.types import Sample
@@ -41,7 +43,8 @@ async def score_with_teacher(args, sample: Sample) -> None:
             "--opd-type sglang with slime.rollout.on_policy_distillation needs --rm-url, the teacher's /generate"
         )
     limits = {"temperature": args.rollout_temperature, "max_new_tokens": 0, "skip_special_tokens": False}
-    payload = {"input_ids": sample.tokens, "sampling_params": limits, "return_logprob": True, "logprob_start_len": 0}
+    ids = engine_ids(GenerateState(args), sample) if sample.multimodal_inputs else sample.tokens
+    payload = {"input_ids": ids, "sampling_params": limits, "return_logprob": True, "logprob_start_len": 0}
     payload |= media_for_engine(sample.multimodal_inputs)
     reply = await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=args.rm_timeout)
     sample.teacher_log_probs = _of_response(reply, sample, args.rm_url)

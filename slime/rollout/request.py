@@ -12,12 +12,8 @@ from typing import Any
 
 from slime.rollout.generate_state import GenerateState
 from slime.utils.http_utils import HTTPStatusError
-from slime.utils.processing_utils import (
-    build_processor_kwargs,
-    encode_prompt,
-    media_for_engine,
-    render_chat,
-)
+from slime.utils.plain_data import same, with_shared_leaves
+from slime.utils.processing_utils import encode_prompt, encode_with_media, media_for_engine, render_chat
 from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
 
@@ -38,21 +34,61 @@ def prompt_text(tokenizer, sample: Sample) -> str:
 
 def prompt_ids(state: GenerateState, sample: Sample) -> list[int]:
     """Token ids of the prompt; with media, the processor's ids, whose other outputs go to the trainer."""
-    text = prompt_text(state.tokenizer, sample)
+    text, media = prompt_text(state.tokenizer, sample), sample.multimodal_inputs
+    if not media or state.processor is None:
+        return _unexpanded_ids(state, text)
+    if state.last_media is None or state.last_media[0] != text or not same(state.last_media[1], media):
+        found = encode_with_media(state.processor, text, media)
+        state.last_media = (text, with_shared_leaves(media), *found)  # the list may be appended to
+    ids, train_inputs = state.last_media[2:]
+    sample.multimodal_train_inputs = dict(train_inputs) or None
+    return list(ids)
+
+
+def _unexpanded_ids(state: GenerateState, text: str) -> list[int]:
+    """Ids of the text, one for each placeholder of a medium."""
+    if state.last_prompt[0] != text:  # the samples of a group come one after another
+        state.last_prompt = (text, encode_prompt(state.tokenizer, text))
+    return list(state.last_prompt[1])
+
+
+def engine_ids(state: GenerateState, sample: Sample) -> list[int]:
+    """The sample's ids as an engine wants them: with media, the prompt's placeholders are not expanded.
+
+    SGLang 0.5.23 expands them itself and keeps all other ids as they are; ids that are expanded already it expands again or refuses.
+    """
     if not sample.multimodal_inputs or state.processor is None:
-        if state.last_prompt[0] != text:  # the samples of a group come one after another
-            state.last_prompt = (text, encode_prompt(state.tokenizer, text))
-        return list(state.last_prompt[1])
-    output = dict(state.processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs)))
-    ids = output.pop("input_ids")[0].tolist()
-    output.pop("attention_mask", None)
-    sample.multimodal_train_inputs = output or None
-    return ids
+        return list(sample.tokens)
+    return _unexpanded_ids(state, prompt_text(state.tokenizer, sample)) + sample.tokens[sample.prompt_length :]
+
+
+def check_engine_prompt(sample: Sample, meta_info: dict[str, Any]) -> None:
+    """With media, the engine must have read as many tokens as the sample has; call it before its answer is appended.
+
+    Raises: ValueError when its processor expanded them otherwise than the one of --hf-checkpoint.
+    """
+    count, triples = meta_info.get("prompt_tokens"), meta_info.get("output_token_logprobs")
+    if (
+        sample.multimodal_inputs
+        and sample.multimodal_train_inputs
+        and triples
+        and count not in (None, len(sample.tokens))
+    ):
+        raise ValueError(
+            f"sample {sample.index}: the engine read {count} tokens, the processor of --hf-checkpoint made {len(sample.tokens)} of "
+            "the prompt, its media and the response so far: both must expand media alike (the same model folder, the same limits "
+            "of pixels; SGLang has --sglang-mm-process-config)"
+        )
 
 
 def fill_prompt(state: GenerateState, sample: Sample) -> None:
     """Give a sample without a response its prompt ids, and those of its media's train inputs that it lacks."""
-    lacks_media = sample.multimodal_inputs and state.processor is not None and sample.multimodal_train_inputs is None
+    if sample.multimodal_inputs and state.processor is None:
+        raise ValueError(
+            f"sample {sample.index} has media (--multimodal-keys), but --hf-checkpoint {state.args.hf_checkpoint} has no processor "
+            "that reads them, or one that needs a package that is not installed; give a model folder with one, or a --custom-generate-function-path that looks at them"
+        )
+    lacks_media = sample.multimodal_inputs and sample.multimodal_train_inputs is None
     if not sample.tokens or (lacks_media and sample.response_length == 0):
         sample.tokens = prompt_ids(state, sample)
 
@@ -94,12 +130,8 @@ def within_budget(sampling_params: dict[str, Any], budget: int, response_length:
 def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """Body of `/generate` that starts or continues this sample."""
     payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}
-    media = media_for_engine(sample.multimodal_inputs)
-    if media and sample.response_length == 0:
-        payload["text"] = prompt_text(GenerateState(args).tokenizer, sample)
-    else:
-        payload["input_ids"] = list(sample.tokens)
-    payload |= media
+    payload["input_ids"] = engine_ids(GenerateState(args), sample)
+    payload |= media_for_engine(sample.multimodal_inputs)
     if args.use_rollout_routing_replay:
         payload["return_routed_experts"] = True
     adapter = adapter_of(args, sample)

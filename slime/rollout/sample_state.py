@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
-from slime.utils.plain_data import from_plain, same, to_plain
+from slime.utils.plain_data import Shared, fields_from_plain, fields_to_plain, same
 from slime.utils.types import Sample
 
 
@@ -36,10 +36,14 @@ def renumber(group: Any, group_index: int, next_index: Callable[[], int]) -> Non
             leaf.rollout_id = executions.setdefault(leaf.rollout_id, -1 - leaf.index)
 
 
-def encode_group(group: Any, dataset: Any = None) -> Any:
-    """Nested lists of samples as nested lists of plain dicts; media that are those of `dataset[row]` are left out."""
+def encode_group(group: Any, dataset: Any = None, shared: Shared | None = None) -> Any:
+    """Nested lists of samples as nested lists of plain dicts; media that are those of `dataset[row]` are left out.
+
+    Media that several samples of the group have are one object in what is returned.
+    """
+    shared = shared or Shared()
     if isinstance(group, list):
-        return [encode_group(item, dataset) for item in group]
+        return [encode_group(item, dataset, shared) for item in group]
     data = group.to_dict()
     row = data.get("data_row")
     if row is not None and dataset is not None:
@@ -47,14 +51,15 @@ def encode_group(group: Any, dataset: Any = None) -> Any:
             data["multimodal_inputs"] = None
         elif group.multimodal_inputs is None:  # taken away: None would bring them back
             data["multimodal_inputs"] = {}
-    return to_plain(data, exact=True)
+    return fields_to_plain(data, shared)
 
 
-def decode_group(data: Any, dataset: Any) -> Any:
+def decode_group(data: Any, dataset: Any, shared: Shared | None = None) -> Any:
     """Inverse of `encode_group`; `dataset[row]` supplies the media that were left out."""
+    shared = shared or Shared()
     if isinstance(data, list):
-        return [decode_group(item, dataset) for item in data]
-    sample = Sample.from_dict(from_plain(data))
+        return [decode_group(item, dataset, shared) for item in data]
+    sample = Sample.from_dict(fields_from_plain(data, shared))
     row = data.get("data_row")
     if row is not None and dataset is not None and sample.multimodal_inputs is None:
         sample.multimodal_inputs = dataset[row].duplicate().multimodal_inputs

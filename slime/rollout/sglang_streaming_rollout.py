@@ -18,6 +18,7 @@ from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import append_engine_output
 from slime.rollout.request import (
     build_request,
+    check_engine_prompt,
     fill_prompt,
     mark_prompt_too_long,
     new_token_budget,
@@ -69,6 +70,8 @@ async def _append_stream(args, state: GenerateState, sample: Sample, payload: di
     chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
     try:
         async for chunk in chunks:
+            if merger.num_tokens == 0:
+                check_engine_prompt(sample, chunk["meta_info"])
             fresh = merger.fresh_part(chunk)
             finished = bool(chunk["meta_info"].get("finish_reason"))
             append_engine_output(args, sample, fresh, update_terminal_info=finished)

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slime.utils.media_values import as_data
 from slime.utils.process_map import map_in_processes
-from slime.utils.processing_utils import encode_prompt, extract_media, place_media, render_chat
+from slime.utils.processing_utils import encode_prompt, encode_with_media, extract_media, place_media, render_chat
 from slime.utils.rows import Row, read_rows
 from slime.utils.types import Sample
 
@@ -147,7 +148,8 @@ def _tools(row: dict, fmt: RowFormat, location: str) -> list | None:
 def _with_media(messages: list[dict], row: dict, fmt: RowFormat, location: str) -> tuple[list[dict], dict | None]:
     """The messages with the row's media in their places, and the media."""
     try:
-        placed = place_media(messages, {kind: row.get(key) for kind, key in fmt.multimodal_keys.items()})
+        media = {kind: as_data(row.get(key)) for kind, key in fmt.multimodal_keys.items()}
+        placed = place_media(as_data(messages), media)
         return placed, extract_media(placed)
     except (AssertionError, ValueError, KeyError, OSError) as error:
         raise ValueError(f"{location}: --multimodal-keys: {error}") from error
@@ -248,7 +250,5 @@ def prompt_token_count(sample: Sample, tokenizer, processor=None) -> int:
     if not isinstance(text, str):
         text = render_chat(tokenizer, text, sample.metadata.get("tools"), sample.apply_chat_template_kwargs)
     if sample.multimodal_inputs and processor is not None:
-        from slime.utils.processing_utils import build_processor_kwargs
-
-        return int(processor(text=[text], **build_processor_kwargs(sample.multimodal_inputs))["input_ids"].shape[-1])
+        return len(encode_with_media(processor, text, sample.multimodal_inputs)[0])
     return len(encode_prompt(tokenizer, text))

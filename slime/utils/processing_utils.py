@@ -9,11 +9,15 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import logging
 import mimetypes
 import os
 from typing import Any
 
+from slime.utils.media_values import samples_and_rate, wav_file
 from slime.utils.plain_data import is_image
+
+logger = logging.getLogger(__name__)
 
 MEDIA_PLACEHOLDERS = {"image": "<image>", "video": "<video>", "audio": "<audio>"}
 
@@ -29,13 +33,20 @@ def load_tokenizer(path: str, **kwargs: Any):
 
 
 def load_processor(path: str, **kwargs: Any):
-    """The multimodal processor of a checkpoint (text with images, video or audio), or None when it has none."""
+    """The multimodal processor of a checkpoint (text with images, video or audio), or None when it has none.
+
+    One that needs a package that is not installed is none, which is said: runs on text do without it.
+    """
     names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
     if not any(os.path.exists(os.path.join(path, name)) for name in names):
         return None
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(path, **kwargs)
+    try:
+        processor = AutoProcessor.from_pretrained(path, **kwargs)
+    except ImportError as error:
+        logger.warning("%s: its processor cannot be loaded, so that media cannot be read: %s", path, error)
+        return None
     return processor if hasattr(processor, "tokenizer") else None  # not a tokenizer or a part of a processor alone
 
 
@@ -158,9 +169,26 @@ def build_processor_kwargs(multimodal_inputs: dict | None) -> dict[str, Any]:
     """Keyword arguments of a processor call for these media."""
     kwargs = {key: value for key, value in (multimodal_inputs or {}).items() if value is not None}
     if "audios" in kwargs:
+        sounds = [samples_and_rate(item) for item in kwargs["audios"]]
         kwargs["audio"] = kwargs.pop("audios")
+        if all(sounds) and len({rate for _, rate in sounds}) == 1:  # as processors want it
+            kwargs["audio"] = [array for array, _ in sounds]
+            kwargs["sampling_rate"] = sounds[0][1]
     kwargs["return_tensors"] = "pt"
     return kwargs
+
+
+def encode_with_media(processor, text: str, multimodal_inputs: dict) -> tuple[list[int], dict[str, Any]]:
+    """Token ids of a prompt with its media expanded, at most one BOS among them, and what else the processor makes of it.
+
+    Returns: (ids, the other outputs but for the attention mask: pixel values and the like).
+    """
+    bos = processor.tokenizer.bos_token
+    once = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+    output = dict(processor(text=[text], **build_processor_kwargs(multimodal_inputs), **once))
+    ids = output.pop("input_ids")[0].tolist()
+    output.pop("attention_mask", None)
+    return ids, output
 
 
 def media_for_engine(multimodal_inputs: dict | None) -> dict[str, list[str]]:
@@ -180,6 +208,9 @@ def _engine_item(item: Any, kind: str) -> str:
     """A data URI, or the URL that the item is."""
     if is_image(item):
         return encode_image_for_rollout_engine(item)
+    sound = samples_and_rate(item) if kind == "audio" else None
+    if sound is not None:
+        item = wav_file(*sound)
     if isinstance(item, dict):
         item = item.get("bytes") or item.get("path") or item.get(kind)
     mime = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}[kind]

@@ -17,6 +17,7 @@ from numbers import Integral
 from typing import Any
 
 from slime.utils import meta_info as _meta
+from slime.utils.plain_data import MEDIA_FIELDS, with_shared_leaves
 from slime.utils.provenance import record_span
 
 
@@ -177,7 +178,10 @@ class Sample:
         return sample
 
     def duplicate(self) -> Sample:
-        """A copy that shares nothing mutable with this one; what `copy.deepcopy` gives, without walking plain values."""
+        """A copy that shares nothing mutable with this one but the images, arrays and tensors of its media.
+
+        Those are large and the same for all samples of a prompt: code that changes one replaces it by a changed copy.
+        """
         return self.duplicates(1)[0]
 
     def duplicates(self, count: int) -> list[Sample]:
@@ -187,7 +191,7 @@ class Sample:
         for twin in twins:
             twin.__dict__.update(vars(self))
             for name, value in mutable:
-                twin.__dict__[name] = _copied(value)
+                twin.__dict__[name] = with_shared_leaves(value) if name in MEDIA_FIELDS else _copied(value)
         return twins
 
     # ---- helpers -------------------------------------------------------------------------------------------------

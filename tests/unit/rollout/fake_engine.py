@@ -20,7 +20,6 @@ def reply(
     meta_info = {
         "output_token_logprobs": [[-0.5, token, None] for token in ids],
         "finish_reason": {"type": finish},
-        "prompt_tokens": 1,
         "cached_tokens": 0,
         "completion_tokens": len(ids),
         **meta,

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import pickle
 from types import SimpleNamespace
 
 import numpy
@@ -10,11 +11,14 @@ import torch
 from fake_engine import reply
 from PIL import Image
 
+from slime.batching import schedule
 from slime.observability.debug_dump import load_rollout_dump, save_rollout_dump
-from slime.rollout import data_state
+from slime.rollout import data_state, generate_state
 from slime.rollout.base_types import leaves_of
 from slime.rollout.data_source import RolloutDataSourceWithBuffer, create_data_source
+from slime.rollout.data_source_adapter import DataSourceAdapter
 from slime.rollout.generate_state import GenerateState
+from slime.rollout.request import fill_prompt
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.plain_data import same
 from slime.utils.processing_utils import load_image, media_for_engine
@@ -46,9 +50,15 @@ def media_args(engine, make_args, write_rows, tmp_path):
     ]
 
     def make(**overrides):
+        engine.answer = lambda payload: reply([7, 8, 9], "abc", prompt_tokens=expanded(payload))
         return make_args(engine, prompt_data=write_rows(rows, "media.jsonl"), multimodal_keys=KEYS, **overrides)
 
     return make
+
+
+def expanded(payload):
+    """Tokens that the engine reads: three for an image, beside its placeholder."""
+    return len(payload["input_ids"]) + 3 * len(payload["image_data"])
 
 
 class Processor:
@@ -73,7 +83,7 @@ def with_processor(monkeypatch):
         state = GenerateState(args)
         tokenizer = state.tokenizer
         monkeypatch.setattr(tokenizer, "chat_template", Processor.chat_template)
-        state.processor = Processor(tokenizer)
+        state.processor = generate_state._shared[id(args)].processor = Processor(tokenizer)
         return state.processor
 
     return install
@@ -87,11 +97,31 @@ def test_built_in_generator_sends_media_and_keeps_what_the_processor_made(engine
         row = sample.group_index
         assert sample.multimodal_train_inputs["pixel_values"].tolist() == [[row, 10, 20]]
         assert sample.tokens[:-3][-3:] == [3, 3, 3] and sample.prompt_length == len(sample.tokens) - 3
-    assert all(request["text"].startswith("#") and "input_ids" not in request for request in engine.requests)
+    prompts = {tuple(processor.tokenizer.encode(f"# p{row} #")) for row in range(2)}
+    assert {tuple(request["input_ids"]) for request in engine.requests} == prompts  # not expanded: the engine does that
+    assert not any("text" in request for request in engine.requests)
     sent = sorted(decoded(request["image_data"][0]).getpixel((0, 0))[0] for request in engine.requests)
     assert sent == [0, 0, 1, 1]
     assert {request["audio_data"][0] for request in engine.requests} == {"data:audio/x-wav;base64,UklGRg=="}
-    assert processor.calls[0][2] is not None
+    assert processor.calls[0][2] is not None and len(processor.calls) == 2  # once for a prompt
+    for first, second in groups:
+        assert first.multimodal_train_inputs is not second.multimodal_train_inputs
+        assert first.multimodal_train_inputs["pixel_values"] is second.multimodal_train_inputs["pixel_values"]
+
+
+def test_an_engine_that_expands_media_otherwise_ends_the_run(engine, media_args, with_processor):
+    args = media_args(rollout_engine="sglang")
+    with_processor(args)
+    engine.answer = lambda payload: reply([7], "a", prompt_tokens=expanded(payload) + 1)
+    with pytest.raises(ValueError, match="the engine read 10 tokens, the processor of --hf-checkpoint made 9"):
+        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+
+
+def test_media_for_a_model_without_a_processor_are_refused(engine, media_args):
+    args = media_args(rollout_engine="sglang", apply_chat_template=False)
+    with pytest.raises(ValueError, match="has media .*has no processor that reads them"):
+        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+    assert not engine.requests
 
 
 def test_samples_with_media_are_asked_for_one_by_one(engine, media_args, with_processor):
@@ -104,22 +134,24 @@ def test_samples_with_media_are_asked_for_one_by_one(engine, media_args, with_pr
 
 def test_a_continued_sample_sends_its_ids_and_its_media(engine, media_args, with_processor):
     args = media_args(rollout_engine="sglang", partial_rollout=True, over_sampling_batch_size=3, rollout_batch_size=1)
-    with_processor(args)
+    tokenizer = with_processor(args).tokenizer
     hung = []
 
     def answer(payload):
-        if "text" in payload and "p0" not in payload["text"] and payload["text"] not in hung:
-            hung.append(payload["text"])
+        prompt = payload["input_ids"]
+        if prompt != tokenizer.encode("# p0 #") and prompt not in hung and prompt[-1] != 5:
+            hung.append(prompt)
             return {"hang": [5]}
-        return reply([7, 8], "ab")
+        return reply([7, 8], "ab", prompt_tokens=expanded(payload))
 
     engine.answer = answer
     source = RolloutDataSourceWithBuffer(args)
     generate_rollout(args, 0, source)
     engine.requests.clear()
     generate_rollout(args, 1, source)
-    continued = [request for request in engine.requests if "input_ids" in request]
-    assert continued and all(request["input_ids"][-1] == 5 and request["image_data"] for request in continued)
+    continued = [request["input_ids"] for request in engine.requests if request["input_ids"][-1] == 5]
+    assert continued and all(ids[:-1] in hung for ids in continued)  # the prompt as at first: not expanded
+    assert all(request["image_data"] for request in engine.requests)
 
 
 def test_train_inputs_are_made_where_a_source_brought_ids_alone(engine, media_args, with_processor):
@@ -197,30 +229,103 @@ def test_media_of_a_users_source_and_of_a_stream_survive_a_checkpoint(media_args
     assert same(group[0].prompt, again[0].prompt) and same(group[0].metadata, again[0].metadata)
 
 
+class Lectures(Albums):
+    """A source whose media are objects."""
+
+    speech: object = None
+
+    def get_samples(self, num_samples):
+        return [Sample(prompt="a", multimodal_inputs={"audios": [self.speech]}) for _ in range(num_samples)]
+
+
+@pytest.mark.parametrize("saves", [{"save": "checkpoints"}, {"save_debug_rollout_data": "{rollout_id}.pt"}, {}])
+def test_objects_of_a_users_source_become_data_or_are_named_before_anything_is_generated(
+    media_args, monkeypatch, saves
+):
+    source = create_data_source(media_args(data_source_path=f"{__name__}.Lectures", **saves))
+    monkeypatch.setattr(Lectures, "speech", SimpleNamespace(data=torch.zeros(1, 4), sample_rate=8000))
+    (group,) = source.get_samples(1)
+    (sound,) = group[0].multimodal_inputs["audios"]
+    assert sound["array"].tolist() == [0] * 4 and sound["sampling_rate"] == 8000
+    monkeypatch.setattr(Lectures, "speech", object())
+    if not saves:
+        assert source.get_samples(1)
+        return
+    with pytest.raises(
+        ValueError, match=r"--data-source-path .*Lectures: sample .*\['audios'\]\[0\] is a builtins.object"
+    ):
+        source.get_samples(1)
+
+
+async def leave_a_handle(args, sample, sampling_params):
+    sample.tokens, sample.multimodal_train_inputs = [1, 2], {"handle": object()}
+    sample.append_response_tokens(tokens=[5], log_probs=[-0.5])
+    sample.status = Sample.Status.COMPLETED
+    return sample
+
+
+def test_what_a_generate_function_leaves_in_train_inputs_is_checked_in_the_first_round(engine, make_args):
+    args = make_args(engine, custom_generate_function_path=f"{__name__}.leave_a_handle", save="checkpoints")
+    with pytest.raises(ValueError, match=r"sample \d: multimodal_train_inputs\['handle'\] is a builtins.object"):
+        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+
+
+def test_samples_of_a_prompt_share_its_images_in_memory_in_files_and_in_the_shard(media_args, tmp_path):
+    class Photographs(Albums):
+        def get_samples(self, num_samples):
+            image = Image.effect_noise((200, 200), 90)
+            train = {"pixel_values": torch.rand(300, 100)}
+            return [Sample(prompt="a", multimodal_inputs={"images": [image]}, multimodal_train_inputs=train)]
+
+    def stored(count):
+        args = media_args(n_samples_per_prompt=count)
+        source = DataSourceAdapter(args, Photographs(args))
+        (group,) = source.get_samples(1)
+        data_state.save(args, source, str(tmp_path), 0)
+        again = DataSourceAdapter(args, Photographs(args))
+        data_state.load(args, again, str(tmp_path), 0)
+        return group, again.get_samples(1)[0], (tmp_path / data_state.FILE).stat().st_size
+
+    size = stored(1)[2]
+    group, again, size_of_8 = stored(8)
+    assert size_of_8 < 1.2 * size
+    for samples in (group, again):
+        assert len({id(sample.multimodal_inputs["images"]) for sample in samples}) == 8
+        assert len({id(sample.multimodal_inputs["images"][0]) for sample in samples}) == 1
+    column = schedule._media_column([sample.multimodal_train_inputs for sample in again])
+    assert len(pickle.dumps(column)) < 1.2 * len(pickle.dumps(column[:1]))
+    assert torch.equal(column[3]["pixel_values"], group[3].multimodal_train_inputs["pixel_values"])
+
+
 def test_media_survive_a_dump(tmp_path):
     sample = Sample(index=0, prompt="a", multimodal_inputs={"images": [picture(3)], "videos": None})
     sample.multimodal_inputs["audios"] = [(numpy.arange(3, dtype=numpy.float32), 16000)]
-    sample.multimodal_train_inputs = {"pixel_values": torch.ones(1, 3), "names": ["x"]}
+    sample.multimodal_train_inputs = {"pixel_values": torch.ones(1, 3), "grid": numpy.ones((1, 3)), "names": ["x"]}
     save_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0, [sample])
     (back,) = load_rollout_dump(str(tmp_path / "{rollout_id}.pt"), 0)
     assert same(back.multimodal_inputs, sample.multimodal_inputs)
     assert same(back.multimodal_train_inputs, sample.multimodal_train_inputs)
 
 
-def test_the_teacher_gets_the_media_too(monkeypatch):
+def test_the_teacher_gets_the_media_and_ids_that_it_expands_itself(media_args, with_processor, monkeypatch):
     import asyncio
 
     from slime.rollout import on_policy_distillation as opd
 
     async def teacher(url, payload, **options):
         assert decoded(payload["image_data"][0]).getpixel((0, 0)) == (4, 10, 20)
-        return {"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 2, None]]}}
+        assert payload["input_ids"] == [*tokenizer.encode("# p4"), 7]
+        count = len(payload["input_ids"]) + 3
+        return {"meta_info": {"input_token_logprobs": [[-float(i), 1, None] for i in range(count)]}}
 
     monkeypatch.setattr(opd, "post", teacher)
-    sample = Sample(tokens=[1, 2], response_length=1, multimodal_inputs={"images": [picture(4)]})
-    args = SimpleNamespace(rm_url="http://teacher/generate", rollout_temperature=1.0, rm_timeout=5.0)
+    args = media_args(rm_url="http://teacher/generate", rm_timeout=5.0)
+    tokenizer = with_processor(args).tokenizer
+    sample = Sample(prompt="# p4", multimodal_inputs={"images": [picture(4)]})
+    fill_prompt(GenerateState(args), sample)
+    sample.append_response_tokens(tokens=[7], log_probs=[-0.5])
     asyncio.run(opd.score_with_teacher(args, sample))
-    assert sample.teacher_log_probs == [-1.0]
+    assert sample.teacher_log_probs == [-float(len(sample.tokens) - 1)]
 
 
 @pytest.mark.parametrize("kind", ["images", "videos", "audios"])

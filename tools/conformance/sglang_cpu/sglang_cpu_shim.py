@@ -18,19 +18,23 @@ class _Finder:
     """Finds nothing; prepares the ground just before the two packages are imported."""
 
     def __init__(self) -> None:
-        self._stubs_are_installed = False
+        self._prepared: set[str] = set()
 
     def find_spec(self, name, path=None, target=None):
-        if name == "torchvision.extension" and not _kept:
-            _define_torchvision_operators()
-        if name == "sglang" and not self._stubs_are_installed:
-            self._stubs_are_installed = True
+        if name not in ("torchvision.extension", "sglang") or name in self._prepared:
+            return
+        self._prepared.add(name)
+        if name == "sglang":
             _install_triton_stub()
+            _define_kernel_operators()
+        else:
+            _define_torchvision_operators()
 
 
 def install() -> None:
-    """Put the finder first; a no-op in other environments."""
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+    """Put the finder first; a no-op in other environments, and the second time (lib64 may be another name of lib)."""
+    is_there = any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1" and not is_there:
         sys.meta_path.insert(0, _Finder())
 
 
@@ -41,6 +45,16 @@ def _define_torchvision_operators() -> None:
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+
+
+def _define_kernel_operators() -> None:
+    """Compiled kernels that SGLang's Qwen-VL modules look up while they are imported; Qwen2-VL never calls them."""
+    import torch
+
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name in ("sigmoid_mul", "qk_gemma_rmsnorm", "qk_gemma_rmsnorm_with_gate", "qkvzba_split_reshape_cat_contiguous"):
+        library.define(f"fused_{name}_cpu(Tensor input) -> Tensor")
     _kept.append(library)
 
 
