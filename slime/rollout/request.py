@@ -13,7 +13,13 @@ from typing import Any
 from slime.rollout.generate_state import GenerateState
 from slime.utils.http_utils import HTTPStatusError
 from slime.utils.plain_data import same, with_shared_leaves
-from slime.utils.processing_utils import encode_prompt, encode_with_media, media_for_engine, render_chat
+from slime.utils.processing_utils import (
+    MEDIA_PLACEHOLDERS,
+    encode_prompt,
+    encode_with_media,
+    media_for_engine,
+    render_chat,
+)
 from slime.utils.sample_adapter import adapter_number
 from slime.utils.types import Sample
 
@@ -55,11 +61,23 @@ def _unexpanded_ids(state: GenerateState, text: str) -> list[int]:
 def engine_ids(state: GenerateState, sample: Sample) -> list[int]:
     """The sample's ids as an engine wants them: with media, the prompt's placeholders are not expanded.
 
-    SGLang 0.5.23 expands them itself and keeps all other ids as they are; ids that are expanded already it expands again or refuses.
+    SGLang 0.5.23 expands them itself and keeps all other ids as they are. More of them than media, because they are expanded already
+    or the model sampled one, and it never answers.
+
+    Raises: ValueError when the response holds one.
     """
     if not sample.multimodal_inputs or state.processor is None:
         return list(sample.tokens)
+    if _sampled_media_token(state, sample):
+        raise ValueError(
+            f"sample {sample.index}: its response holds the token of a medium, which an engine would expand"
+        )
     return _unexpanded_ids(state, prompt_text(state.tokenizer, sample)) + sample.tokens[sample.prompt_length :]
+
+
+def _sampled_media_token(state: GenerateState, sample: Sample) -> bool:
+    tokens = {getattr(state.processor, f"{kind}_token_id", None) for kind in MEDIA_PLACEHOLDERS}
+    return not tokens.isdisjoint(sample.tokens[sample.prompt_length :])
 
 
 def check_engine_prompt(sample: Sample, meta_info: dict[str, Any]) -> None:
@@ -88,6 +106,12 @@ def fill_prompt(state: GenerateState, sample: Sample) -> None:
             f"sample {sample.index} has media (--multimodal-keys), but --hf-checkpoint {state.args.hf_checkpoint} has no processor "
             "that reads them, or one that needs a package that is not installed; give a model folder with one, or a --custom-generate-function-path that looks at them"
         )
+    if sample.multimodal_inputs and _sampled_media_token(state, sample):
+        logger.warning(
+            "sample %s: no engine can continue its response, which holds the token of a medium: it starts again",
+            sample.index,
+        )
+        sample.reset_response()
     lacks_media = sample.multimodal_inputs and sample.multimodal_train_inputs is None
     if not sample.tokens or (lacks_media and sample.response_length == 0):
         sample.tokens = prompt_ids(state, sample)

@@ -10,6 +10,7 @@ import base64
 import functools
 import io
 import logging
+import math
 import mimetypes
 import os
 from typing import Any
@@ -157,12 +158,24 @@ def extract_media(messages: list[dict]) -> dict[str, list] | None:
     """`{"images": [PIL images], "videos": [...]}` of the parts of a message list (None where a kind is absent), and "audios" if
     there are some; videos and audio stay what the row holds."""
     parts = [part for m in messages if isinstance(m["content"], list) for part in m["content"]]
-    images = [load_image(part["image"]) for part in parts if part.get("type") == "image"]
+    images = [_within_limits(part) for part in parts if part.get("type") == "image"]
     videos = [part["video"] for part in parts if part.get("type") == "video"]
     audios = [part["audio"] for part in parts if part.get("type") == "audio"]
     if not (images or videos or audios):
         return None
     return {"images": images or None, "videos": videos or None, **({"audios": audios} if audios else {})}
+
+
+def _within_limits(part: dict):
+    """The part's image, scaled when it has fewer pixels than the part's `min_pixels` or more than its `max_pixels`."""
+    image = load_image(part["image"])
+    pixels = image.width * image.height
+    wanted = max(part.get("min_pixels") or 0, min(pixels, part.get("max_pixels") or pixels))
+    if wanted == pixels:
+        return image
+    scale = (wanted / pixels) ** 0.5
+    round_ = math.floor if wanted < pixels else math.ceil
+    return image.resize((max(1, round_(image.width * scale)), max(1, round_(image.height * scale))))
 
 
 def build_processor_kwargs(multimodal_inputs: dict | None) -> dict[str, Any]:

@@ -35,3 +35,13 @@ async def colour_is_kept(args, sample, **kwargs):
     image = sample.multimodal_inputs["images"][0]
     assert image.getpixel((0, 0)) == (int(sample.label), 20, 30) and image.size == (5, 4), image.getpixel((0, 0))
     return float(sample.tokens[-1] % 2)
+
+
+async def scored_as_sampled(args, sample, **kwargs):
+    """Largest difference between the log-probs of the rollout and those that the same engine gives when asked as a teacher."""
+    from slime.rollout.on_policy_distillation import score_with_teacher
+    from slime.rollout.sglang_rollout import get_model_url
+
+    args.rm_url = get_model_url(args)
+    await score_with_teacher(args, sample)
+    return max(abs(a - b) for a, b in zip(sample.teacher_log_probs, sample.rollout_log_probs, strict=True))

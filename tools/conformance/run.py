@@ -5,6 +5,7 @@ Steps, each of which can be chosen with --only:
   suite    tests/engine against SGLang and against the embedded engine
   grpo     rounds of train.py with SGLang as the rollout engine, on slots of its own (weights by broadcast, or through a folder) and
            on the trainer's (--colocate: weights through shared memory); after each sync its weights have the trainer's checksums
+  media    rounds of train.py without a trainer on a Qwen2-VL: images, continued responses, scores
 --record writes SGLang's replies to tests/assets/sglang, which the default tests compare the embedded engine with.
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 
-STEPS = ("compare", "suite", "grpo")
+STEPS = ("compare", "suite", "grpo", "media")
 START_DEADLINE_S = 900.0
 RECORDED = REPO / "tests/assets/sglang/replies.json"
 NUM_ROUNDS = 3
@@ -60,6 +61,10 @@ def main() -> int:
             failures += suite("embedded engine", None, model, other, args.pytest_args)
         if "grpo" in args.only:
             failures += grpo(args.sglang_python, model, work)
+        if "media" in args.only:
+            from tools.conformance.media import media
+
+            failures += media(args.sglang_python, work)
     print("\n" + ("\n".join(f"FAILED {text}" for text in failures) or "conformance: all steps passed"))
     return 1 if failures else 0
 

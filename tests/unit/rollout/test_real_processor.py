@@ -12,7 +12,7 @@ from slime.batching.sample_check import check_alignment
 from slime.rollout.base_types import leaves_of
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.request import engine_ids
+from slime.rollout.request import engine_ids, fill_prompt
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.processing_utils import load_processor
 from tests.vision_models import make_llava_processor, make_qwen2_vl
@@ -113,6 +113,18 @@ def test_a_continued_response_keeps_its_ids_behind_the_prompt_of_the_first_turn(
         check_alignment(sample)
         assert sample.tokens[sample.prompt_length :] == [200, 201, 7, 8] and sample.tokens.count(image) > 4
         assert engine_ids(state, sample) == [*continued[0], 7, 8]
+
+
+def test_a_response_that_holds_the_token_of_an_image_starts_again(args, model, caplog):
+    state = GenerateState(args)
+    (sample, _) = RolloutDataSourceWithBuffer(args).get_samples(1)[0]
+    fill_prompt(state, sample)
+    prompt = list(sample.tokens)
+    sample.append_response_tokens(tokens=[7, model[1]], log_probs=[-0.5, -0.5])
+    with pytest.raises(ValueError, match="its response holds the token of a medium"):
+        engine_ids(state, sample)
+    fill_prompt(state, sample)
+    assert sample.tokens == prompt and sample.response_length == 0 and "it starts again" in caplog.text
 
 
 def test_a_processor_without_its_package_leaves_runs_on_text_alone(tmp_path, monkeypatch, caplog):

@@ -2,10 +2,11 @@ import json
 import os
 
 import pytest
+from PIL import Image
 from tiny_tokenizer import BOS_CHATML, CHATML, PidTokenizer, build
 
 from slime.utils.data import PromptSet, RowFormat, iter_samples, prompt_token_count
-from slime.utils.processing_utils import encode_prompt, load_tokenizer, place_media, render_chat
+from slime.utils.processing_utils import encode_prompt, extract_media, load_tokenizer, place_media, render_chat
 from slime.utils.rows import parse_data_path, read_rows
 
 ROWS = [{"input": f"p{i}", "label": i} for i in range(10)]
@@ -230,6 +231,15 @@ def test_media_must_match_the_placeholders():
     parts = place_media([message], {"image": ({"image": "a", "max_pixels": 5}, {"bytes": b"png", "path": None})})
     assert parts[0]["content"][0] == item
     assert parts[0]["content"][2] == {"type": "image", "image": {"bytes": b"png", "path": None}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [({}, (8, 2)), ({"max_pixels": 4}, (4, 1)), ({"min_pixels": 64}, (16, 4)), ({"max_pixels": 99}, (8, 2))],
+)
+def test_an_image_keeps_to_the_limits_of_its_part(limits, size):
+    part = {"type": "image", "image": Image.new("RGB", (8, 2)), **limits}
+    assert extract_media([{"role": "user", "content": [part]}])["images"][0].size == size
 
 
 def test_a_row_may_hold_one_medium_by_itself_and_a_bad_one_names_its_line(write_rows):

@@ -53,7 +53,12 @@ def _define_kernel_operators() -> None:
     import torch
 
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
-    for name in ("sigmoid_mul", "qk_gemma_rmsnorm", "qk_gemma_rmsnorm_with_gate", "qkvzba_split_reshape_cat_contiguous"):
+    for name in (
+        "sigmoid_mul",
+        "qk_gemma_rmsnorm",
+        "qk_gemma_rmsnorm_with_gate",
+        "qkvzba_split_reshape_cat_contiguous",
+    ):
         library.define(f"fused_{name}_cpu(Tensor input) -> Tensor")
     _kept.append(library)
 
