@@ -20,9 +20,9 @@ from slime.rollout.call_seeds import CallSeeds
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
-from slime.rollout.request import adapter_of, token_budget, within_budget
+from slime.rollout.request import adapter_of, expanded_ids, token_budget, within_budget
 from slime.utils.http_utils import observed_posts, post
-from slime.utils.processing_utils import encode_prompt, render_chat
+from slime.utils.processing_utils import MEDIA_PLACEHOLDERS, encode_prompt, render_chat
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -168,6 +168,8 @@ class Recorder:
             chain = chain_of_calls(tokenizer, said[:1])
         if chain is None:
             return False
+        if any(payload.get(f"{kind}_data") for payload, _ in self.posted for kind in MEDIA_PLACEHOLDERS):
+            chain.prompt_ids = expanded_ids(GenerateState(self.args), sample, chain.prompt_ids)
         fill_sample(self.args, sample, chain)
         return True
 
@@ -210,6 +212,17 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         _current.reset(token)
 
 
+def _refuse_media(conversation: list[dict[str, Any]]) -> None:
+    for message in conversation:
+        content = message.get("content")
+        kinds = [part.get("type") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+        if not MEDIA_PLACEHOLDERS.keys().isdisjoint(kinds):
+            raise ValueError(
+                "generate_single asks in text alone, but a message holds media: leave them out, or post "
+                "slime.rollout.request.build_request(args, sample, sampling_params) to the engines"
+            )
+
+
 async def generate_single(
     conversation: list[dict[str, Any]] | str,
     *,
@@ -223,6 +236,7 @@ async def generate_single(
         sampling_params: overrides for this call, for example `{"stop": ["</tool>"]}`.
 
     Returns the text; "" when the response or context limit leaves no room. Works only inside a custom generate function.
+    Raises: ValueError for messages with media, which would be left out.
     """
     recorder = _current.get()
     if recorder is None:
@@ -230,6 +244,7 @@ async def generate_single(
     if isinstance(conversation, str):
         conversation = [{"role": "user", "content": conversation}]
     args = recorder.args
+    _refuse_media(conversation)
     messages = [type(m)(m) if not isinstance(m, OwnedMessage) else m for m in conversation]
     chain, context = recorder.open_chain(messages, tools)
     pending = context.ids if context is not None else []

@@ -75,6 +75,15 @@ def engine_ids(state: GenerateState, sample: Sample) -> list[int]:
     return _unexpanded_ids(state, prompt_text(state.tokenizer, sample)) + sample.tokens[sample.prompt_length :]
 
 
+def expanded_ids(state: GenerateState, sample: Sample, ids: list[int]) -> list[int]:
+    """The inverse for prompt ids that an engine was sent: what it has read; the processor's other outputs go to the trainer."""
+    if not sample.multimodal_inputs or state.processor is None:
+        return ids
+    found, train_inputs = encode_with_media(state.processor, state.tokenizer.decode(ids), sample.multimodal_inputs)
+    sample.multimodal_train_inputs = sample.multimodal_train_inputs or train_inputs or None
+    return found
+
+
 def _sampled_media_token(state: GenerateState, sample: Sample) -> bool:
     tokens = {getattr(state.processor, f"{kind}_token_id", None) for kind in MEDIA_PLACEHOLDERS}
     return not tokens.isdisjoint(sample.tokens[sample.prompt_length :])

@@ -10,10 +10,13 @@ from PIL import Image
 
 from slime.batching.sample_check import check_alignment
 from slime.rollout.base_types import leaves_of
+from slime.rollout.conversation import generate_single
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
+from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.request import engine_ids, fill_prompt
+from slime.rollout.request import build_request, engine_ids, fill_prompt
 from slime.rollout.sglang_rollout import generate_rollout
+from slime.utils.http_utils import post
 from slime.utils.processing_utils import load_processor
 from tests.vision_models import make_llava_processor, make_qwen2_vl
 
@@ -125,6 +128,35 @@ def test_a_response_that_holds_the_token_of_an_image_starts_again(args, model, c
         engine_ids(state, sample)
     fill_prompt(state, sample)
     assert sample.tokens == prompt and sample.response_length == 0 and "it starts again" in caplog.text
+
+
+async def ask_and_keep_the_text(args, sample, sampling_params):
+    """As functions written for a text answer do: they post themselves, and set the response alone."""
+    fill_prompt(GenerateState(args), sample)
+    payload = build_request(args, sample, sampling_params)
+    sample.tokens, sample.multimodal_train_inputs = [], None
+    sample.response = (await post(get_model_url(args), payload))["text"]
+    return sample
+
+
+def test_a_functions_own_requests_with_media_are_recorded_as_the_engine_read_them(engine, args, model):
+    engine.answer = lambda payload: reply([7, 8], "ab")
+    args.custom_generate_function_path = f"{__name__}.ask_and_keep_the_text"
+    for sample in leaves_of(generate_rollout(args, 0, RolloutDataSourceWithBuffer(args)).samples):
+        expected = GenerateState(args).processor(text=[sample.prompt], **_images(sample), return_tensors="pt")
+        assert sample.tokens == [*expected.input_ids[0].tolist(), 7, 8] and sample.rollout_log_probs == [-0.5, -0.5]
+        assert torch.equal(sample.multimodal_train_inputs["pixel_values"], expected.pixel_values)
+
+
+async def ask_in_messages(args, sample, sampling_params):
+    await generate_single([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}])
+
+
+def test_generate_single_does_not_leave_images_out_in_silence(engine, args):
+    args.custom_generate_function_path = f"{__name__}.ask_in_messages"
+    with pytest.raises(Exception, match="generate_single asks in text alone, but a message holds media"):
+        generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
+    assert not engine.requests
 
 
 def test_a_processor_without_its_package_leaves_runs_on_text_alone(tmp_path, monkeypatch, caplog):
