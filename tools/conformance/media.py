@@ -1,8 +1,8 @@
 """A vision model served by a real SGLang, asked as our rollout asks: images, continued responses, scores.
 
-A job of train.py without a trainer. Each prompt goes out with one token per image, and SGLang must read as many tokens as the
-processor makes (the rollout checks that); responses that a round cut off go on in the next one; the log-probs of all of them, asked
-for as a teacher's, must be those of the rollout.
+Runs the tests of its processor, which needs more than our environment has, and a job of train.py without a trainer. Each prompt
+goes out with one token per image, and SGLang must read as many tokens as the processor makes (the rollout checks that); responses
+that a round cut off go on in the next one; the log-probs of all of them, asked for as a teacher's, must be those of the rollout.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def media(python: str, work: Path) -> list[str]:
     ]
     command += ["--output-dir", str(work / "outputs"), "--run-name", f"media-{os.getpid()}"]
     dump = work / "media-{rollout_id}.pt"
-    started = time.monotonic()
-    status = subprocess.run(
-        [*command, "--save-debug-rollout-data", str(dump)], env=_environment(python, work), timeout=600
-    ).returncode
-    if status:
-        return [f"media: train.py ended with status {status}"]
-    failures = _check(str(dump))
+    started, environment = time.monotonic(), _environment(python, work)
+    tests = [sys.executable, "-m", "pytest", "-q", "tests/unit/rollout/test_real_processor.py", "-k", "qwen2_vl"]
+    status = subprocess.run(tests, env=environment, timeout=300).returncode
+    failures = [f"media: the tests with Qwen2-VL's processor ended with status {status}"] if status else []
+    command += ["--save-debug-rollout-data", str(dump)]
+    status = subprocess.run(command, env=environment, timeout=600).returncode
+    failures += [f"media: train.py ended with status {status}"] if status else _check(str(dump))
     print(f"media: {NUM_ROUNDS} rounds in {time.monotonic() - started:.0f} s, {len(failures)} failures", flush=True)
     return failures
 
