@@ -97,7 +97,7 @@ def test_update_from_a_folder_leaves_the_trainers_bits_under_a_running_request(a
 
 def test_folder_that_an_engine_cannot_read_is_named_with_the_call_and_engines_go_on(api, tmp_path, other_model_dir):
     publisher = WeightPublisher([], clients=[api.client], buffer_bytes=1, timeout_s=TIMEOUT_S)
-    with pytest.raises(RuntimeError, match=f"POST {api.url}/update_weights_from_disk answered 400: .{10,}"):
+    with pytest.raises(RuntimeError, match=f"POST {api.url}/update_weights_from_disk answered 400: ....."):
         publisher.update(None, "1", finish=VersionFolder(str(tmp_path / "weight_v000001"), 1).load_into)
     assert len(api.greedy(PROMPT)["output_ids"]) == 8
     publisher.update(None, "2", finish=VersionFolder(str(other_model_dir), 2).load_into)
