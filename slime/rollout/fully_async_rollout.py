@@ -100,7 +100,8 @@ class AsyncRolloutWorker:
                     self._source_is_dry = not groups
                     if not groups:
                         break
-                    self._admit(state, groups[0])
+                    for group in groups:  # a user's class may give more than it was asked for
+                        self._admit(state, group)
                 waiter = asyncio.ensure_future(self._wake.wait())
                 try:
                     await asyncio.wait({waiter}, timeout=POLL_S)

@@ -18,6 +18,7 @@ import logging
 from slime.rollout.base_types import RolloutFnTrainOutput
 from slime.rollout.eval_rollout import eval_row_format
 from slime.rollout.request import context_limit
+from slime.rollout.round_end import out_of_prompts
 from slime.utils.data import PromptSet
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.processing_utils import encode_prompt, load_tokenizer, render_chat
@@ -34,7 +35,7 @@ def generate_rollout(args, rollout_id, data_source, evaluation=False):
     """Return `--rollout-batch-size` groups of one tokenised sample each.
 
     Raises:
-        ValueError: called for evaluation, more than one sample per prompt, or no row fits.
+        ValueError: called for evaluation, more than one sample per prompt, or no row fits. RuntimeError: no rows are left.
     """
     if evaluation:
         raise ValueError(
@@ -46,7 +47,10 @@ def generate_rollout(args, rollout_id, data_source, evaluation=False):
     groups: list[list[Sample]] = []
     dropped = {"too_long": 0, "no_trained_token": 0}
     while len(groups) < args.rollout_batch_size:
-        for group in data_source.get_samples(args.rollout_batch_size - len(groups)):
+        found = data_source.get_samples(args.rollout_batch_size - len(groups))
+        if not found:
+            raise out_of_prompts(rollout_id, len(groups), args.rollout_batch_size)
+        for group in found:
             reason = _prepare(args, group[0])
             if reason is None:
                 groups.append(group)

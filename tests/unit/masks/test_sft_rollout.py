@@ -122,6 +122,13 @@ def test_a_conversation_that_the_template_refuses_is_named(folder):
         generator.tokenizer.chat_template = before
 
 
+def test_a_source_without_rows_ends_the_round(folder):
+    source = ListSource([])
+    source.get_samples = lambda num_samples: []
+    with pytest.raises(RuntimeError, match="round 4: the data source has no more prompts after 0 of 1 groups"):
+        generate_rollout(make_args(folder), 4, source)
+
+
 def test_fb_d10_the_models_positions_are_a_limit_too(folder):
     args = make_args(folder, model_arch={"max_position_embeddings": 12})
     long, fits = Sample(index=0, prompt="x" * 11, label="y"), Sample(index=1, prompt="x" * 10, label="y")

@@ -147,7 +147,7 @@ def test_a_checkpoint_before_training_serves_delivered_groups_again(args, tmp_pa
 
 
 def test_partial_samples_in_the_buffer_survive_with_their_tokens(args, tmp_path):
-    arguments = args()
+    arguments = args(partial_rollout=True)
     source = RolloutDataSourceWithBuffer(arguments)
     group = source.get_samples(1)[0]
     group[0].tokens = [1, 2]

@@ -175,6 +175,20 @@ def test_another_number_of_samples_per_prompt_starts_unfinished_groups_again(arg
     assert check(again.state_dict()).problems == []
 
 
+@pytest.mark.parametrize("partial", [True, False])
+def test_fb_t08_partials_of_a_checkpoint_are_continued_only_with_partial_rollout(args, tmp_path, partial):
+    source = RolloutDataSourceWithBuffer(args(partial_rollout=True))
+    cut, done = source.get_samples(2)
+    cut[0].tokens = [1]
+    cut[0].append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info={"finish_reason": {"type": "abort"}})
+    finish(cut[1], [4]), finish(done[0], [5]), finish(done[1], [6])
+    source.add_samples([cut, done])
+    source.get_samples(1)  # in flight again at the checkpoint
+    again = resumed(source, args(partial_rollout=partial), tmp_path)
+    lengths = {group[0].prompt: [sample.response_length for sample in group] for group in again.get_samples(2)}
+    assert lengths == {"p0": [1, 1] if partial else [0, 0], "p1": [1, 1]}
+
+
 def test_other_prompts_of_the_same_number_are_said(args, make_args, write_rows, tmp_path, caplog):
     source = RolloutDataSourceWithBuffer(args())
     source.get_samples(2)

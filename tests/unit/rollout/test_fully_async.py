@@ -205,3 +205,20 @@ def test_a_filter_that_drops_everything_and_a_source_without_prompts_end_the_rou
     assert len(generate_rollout_fully_async(args, 0, source).samples) == 2
     with pytest.raises(RuntimeError, match="round 1: the data source has no more prompts after 1 of 2 groups"):
         generate_rollout_fully_async(args, 1, source)
+
+
+def test_a_source_that_gives_more_than_it_was_asked_for_loses_nothing(engine, async_args):
+    class Three:
+        drawn = 0
+
+        def get_samples(self, num_samples):
+            self.drawn += 3
+            return [Sample(prompt=f"q{self.drawn - 3 + i}") for i in range(3)]
+
+    engine.answer = lambda payload: reply([7])
+    source, args = Three(), async_args(sglang_server_concurrency=2)
+    outputs = [generate_rollout_fully_async(args, rollout_id, source) for rollout_id in range(3)]
+    worker = fully_async_rollout._worker
+    wait_until(lambda: len(worker.completed) >= 2 and not worker.in_flight)  # enough is ready: no more is drawn
+    groups = [group for output in outputs for group in output.samples] + [group for _, group in worker.completed]
+    assert sorted(group[0].prompt for group in groups) == sorted(f"q{i}" for i in range(source.drawn))
