@@ -58,11 +58,12 @@ def owned_prompt(prompt: str | list[dict], owner: int) -> str | list[dict]:
 
 
 class Recorder:
-    """Engine calls made on behalf of some samples (named by position)."""
+    """Engine calls made on behalf of some samples (named by position), rendered with the first one's template options."""
 
-    def __init__(self, args, sampling_params: dict[str, Any], evaluation: bool, owners: list[int | None]) -> None:
+    def __init__(self, args, sampling_params: dict[str, Any], evaluation: bool, owners: list[Sample]) -> None:
         self.args, self.sampling_params, self.evaluation = args, sampling_params, evaluation
-        self.sample_indices = owners
+        self.sample_indices = [sample.index for sample in owners]
+        self._template_kwargs = dict(owners[0].apply_chat_template_kwargs)
         self.chains: list[Chain] = []
         self.posted: list[tuple[dict, dict]] = []
         self._seeds = CallSeeds(args)
@@ -80,14 +81,15 @@ class Recorder:
             goes_on = chain.owner == owner and not chain.is_busy and len(conversation) >= known
             if goes_on and _same(conversation[:known], chain.messages):
                 new = conversation[known:]
-                ids = _context_ids(state.tokenizer, conversation[: known - 1], new, tools, chain)
+                ids = self._context_ids(state.tokenizer, conversation[: known - 1], new, tools, chain)
                 roles = "+".join(dict.fromkeys(str(message.get("role")) for message in new))
                 return chain, Segment(ids, role=roles or None, source="chat template")
         return self._new_chain(state, conversation, tools, owner)
 
     def _new_chain(self, state, conversation: list[dict], tools, owner) -> tuple[Chain, Segment | None]:
         """A new conversation, or one whose recorded turns were edited (then the edited text is masked context)."""
-        ids = encode_prompt(state.tokenizer, render_chat(state.tokenizer, conversation, tools))
+        text = render_chat(state.tokenizer, conversation, tools, self._template_kwargs)
+        ids = encode_prompt(state.tokenizer, text)
         for chain in reversed(self.chains):
             shared = len(chain.prompt_ids)
             same_owner = owner is not None and chain.owner == owner and not chain.is_busy
@@ -102,6 +104,23 @@ class Recorder:
         chain = Chain(owner, ids, [])
         self.chains.append(chain)
         return chain, None
+
+    def _context_ids(
+        self, tokenizer, before: list[dict], new: list[dict], tools: list | None, chain: Chain
+    ) -> list[int]:
+        """Ids of what the template puts between our last answer and the next one.
+
+        A probe stands for the answer, so nothing depends on how the template renders earlier turns. An end token that the
+        model sampled itself is not repeated.
+        """
+        messages = [*before, {"role": "assistant", "content": _PROBE}, *new]
+        rendered = render_chat(tokenizer, messages, tools, self._template_kwargs)
+        tail = rendered[rendered.rindex(_PROBE) + len(_PROBE) :]
+        ids = tokenizer.encode(tail, add_special_tokens=False)
+        last = chain.segments[-1].ids if chain.segments else []
+        if last and ids and last[-1] == ids[0] and ids[0] in tokenizer.all_special_ids:
+            ids = ids[1:]
+        return ids
 
     def _owner(self, conversation: list[dict]) -> int | None:
         if len(self.sample_indices) == 1:
@@ -301,18 +320,3 @@ def _same(messages: list[dict], others: list[dict]) -> bool:
 def _text(message: dict) -> str:
     content = message.get("content")
     return content if isinstance(content, str) else repr(content)
-
-
-def _context_ids(tokenizer, before: list[dict], new: list[dict], tools: list | None, chain: Chain) -> list[int]:
-    """Ids of what the template puts between our last answer and the next one.
-
-    A probe stands for the answer, so nothing depends on how the template renders earlier turns. An end token that the
-    model sampled itself is not repeated.
-    """
-    rendered = render_chat(tokenizer, [*before, {"role": "assistant", "content": _PROBE}, *new], tools)
-    tail = rendered[rendered.rindex(_PROBE) + len(_PROBE) :]
-    ids = tokenizer.encode(tail, add_special_tokens=False)
-    last = chain.segments[-1].ids if chain.segments else []
-    if last and ids and last[-1] == ids[0] and ids[0] in tokenizer.all_special_ids:
-        ids = ids[1:]
-    return ids

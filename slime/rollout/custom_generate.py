@@ -32,7 +32,7 @@ async def call_sample_generate(args, path: str, sample: Sample, sampling_params:
         TypeError, ValueError: the hook returned something else. HookError: it raised.
     """
     prompt, group_index, index = with_shared_leaves(sample.prompt), sample.group_index, sample.index
-    recorder = Recorder(args, sampling_params, evaluation, owners=[index])
+    recorder = Recorder(args, sampling_params, evaluation, owners=[sample])
     with recording(recorder):
         own_params = copy.deepcopy(sampling_params)
         if not args.sglang_enable_deterministic_inference:  # a seed that all requests of the function share is none
@@ -68,7 +68,7 @@ async def call_list_generate(
         if sample.response_length or sample.response:
             sample.reset_response()  # this form cannot continue a partial response
         sample.prompt = owned_prompt(with_shared_leaves(sample.prompt), position)
-    recorder = Recorder(args, sampling_params, evaluation, owners=indices)
+    recorder = Recorder(args, sampling_params, evaluation, owners=samples)
     with recording(recorder):
         results = await _call(args, path, evaluation, list(samples))
     _check_results(path, results, len(samples))

@@ -82,6 +82,9 @@ class DataSourceAdapter(LedgeredSource):
             raise wrong(OPTION, self.args.data_source_path, f"get_samples returned {what}")
         for leaf in leaves:
             settle_media(leaf, keeps_samples(self.args), f"--data-source-path {self.args.data_source_path}")
+        options = self.args.apply_chat_template_kwargs or {}
+        for leaf in leaves:
+            leaf.apply_chat_template_kwargs = leaf.apply_chat_template_kwargs or dict(options)
         taken: set[int] = set()
         return [self._numbered(group, taken) for group in groups]
 

@@ -1,7 +1,7 @@
 import agent_hooks
 import pytest
 from fake_engine import reply
-from tiny_tokenizer import GLM, build
+from tiny_tokenizer import CHATML, GLM, build
 
 from slime.rollout import generate_single
 from slime.rollout.data_source import create_data_source
@@ -111,6 +111,17 @@ def test_fb_t04_holds_for_a_template_without_end_token(engine, chat_args, tmp_pa
     sample = one_group(chat_args("two_turns", max_turns=2, rollout_max_response_len=200, hf_checkpoint=folder))[0]
     assert tokenizer.decode(sample.tokens) == "<|user|>\nhi<|assistant|>\nab<|tool|>\nresult 0<|assistant|>\nab"
     assert sum(sample.loss_mask) == 4
+
+
+def test_options_of_the_template_reach_every_turn(engine, chat_args, tmp_path):
+    template = CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ mark }}")
+    folder = build(tmp_path / "marked", template=template)
+    tokenizer = load_tokenizer(folder)
+    engine.answer = lambda payload: spelled(tokenizer, "ab")
+    options = {"max_turns": 2, "rollout_max_response_len": 200, "hf_checkpoint": folder}
+    sample = one_group(chat_args("two_turns", apply_chat_template_kwargs={"mark": "!"}, **options))[0]
+    said = tokenizer.decode(sample.tokens)
+    assert "<|im_start|>user!\nhi" in said and "<|im_start|>tool!\nresult 0" in said
 
 
 @pytest.mark.parametrize("hook", ["copied_conversations", "rebuilt_in_order"])

@@ -430,7 +430,8 @@ def test_user_class_that_returns_rows_and_texts(args):
         def get_samples(self, n):
             return [{"prompt": "a", "label": "1"}, "b"][:n]
 
-    groups = adapt_class(args(), Rows).get_samples(2)
+    groups = adapt_class(args(apply_chat_template_kwargs={"a": 1}), Rows).get_samples(2)
+    assert [sample.apply_chat_template_kwargs for group in groups for sample in group] == [{"a": 1}] * 4
     assert texts(groups) == ["a", "b"] and groups[0][1].label == "1"
 
 
