@@ -112,7 +112,7 @@ class DataSourceAdapter(LedgeredSource):
             taken: group indices of this call, added to.
         """
         given = {leaf.group_index for leaf in leaves_of(group)}
-        is_taken = len(given) > 1 or bool(given & (taken | self.ledger.in_flight.keys()))
+        is_taken = len(given) > 1 or any(index in taken or self.ledger.is_open(index) for index in given)
         if is_taken:
             group = duplicate_group(group)
         number = self._next_group_index(taken) if is_taken or None in given else given.pop()
