@@ -23,8 +23,8 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         yield "--use-opd needs --opd-type: sglang (log-probs come with the samples) or megatron (--opd-teacher-load)"
     elif args.opd_type == "sglang" and teacher is not None:
         yield f"--opd-teacher-load {teacher}: with --opd-type sglang the log-probs come with the samples"
-    elif args.opd_type == "sglang":
-        yield from _scored_by_an_engine(args)
+    elif args.opd_type == "sglang" and (args.custom_rm_path or "").startswith(TEACHER_ON_ENGINE):
+        yield from against_teacher_on_engine(args)
     elif args.opd_type == "megatron" and teacher is None:
         yield "--opd-type megatron needs --opd-teacher-load"
     elif args.opd_type == "megatron" and not os.path.exists(teacher):
@@ -33,16 +33,14 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         yield f"--opd-teacher-load {teacher}: neither a Hugging Face folder nor a Megatron checkpoint"
 
 
-def _scored_by_an_engine(args: argparse.Namespace) -> Iterator[str]:
+def against_teacher_on_engine(args: argparse.Namespace) -> Iterator[str]:
     """An engine scores given tokens at temperature 1 over the whole vocabulary; student and teacher have to be alike."""
-    if not (args.custom_rm_path or "").startswith(TEACHER_ON_ENGINE):
-        return
     for flag, value in (
         ("--rollout-temperature", args.rollout_temperature),
         ("--rollout-top-p", args.rollout_top_p),
     ):
         if value != 1:
             yield (
-                f"{flag} {value} with --opd-type sglang: the teacher's engine scores tokens at temperature 1 and among all tokens, "
+                f"{flag} {value} with a teacher on an engine: it scores tokens at temperature 1 and among all tokens, "
                 "the student's log-probs would be others even if it equalled the teacher; --opd-type megatron treats both alike"
             )

@@ -210,14 +210,20 @@ class Generator:
 
         ids, p: `sampler.candidates` of the `filtered` rows (places within `rows`), None without any.
         """
-        place = {int(row): i for i, row in enumerate(filtered)}
-        for row in np.flatnonzero(self.batch.wants_kept[rows]).tolist():
-            kept = np.zeros(0, dtype=np.int32)
-            if row in place:
-                line = p[place[row]]
-                kept = ids[place[row]][line > 0].to("cpu", torch.int32).numpy()
-                chosen[row] -= line.sum().log()
-            self.batch.requests[rows.start + row].output_kept.append(kept)
+        wanted = np.flatnonzero(self.batch.wants_kept[rows])
+        asked = np.intersect1d(wanted, filtered)
+        kept = dict.fromkeys(wanted.tolist(), np.zeros(0, dtype=np.int32))
+        if len(asked):
+            device = chosen.device
+            at = torch.from_numpy(np.searchsorted(filtered, asked)).to(device)
+            lines, ids = p[at], ids[at]
+            chosen[torch.from_numpy(asked).to(device)] -= lines.sum(-1).log()
+            is_kept = lines > 0
+            ends = is_kept.sum(-1).cumsum(-1).cpu().numpy()  # copies of the batch, not of each row
+            parts = np.split(ids[is_kept].to("cpu", torch.int32).numpy(), ends[:-1])
+            kept |= dict(zip(asked.tolist(), parts, strict=True))
+        for row, row_ids in kept.items():
+            self.batch.requests[rows.start + row].output_kept.append(row_ids)
 
     def _record_top(self, log_probs: torch.Tensor, rows: slice) -> None:
         for row in np.flatnonzero(self.batch.wants_top[rows]) + rows.start:

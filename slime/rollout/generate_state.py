@@ -20,6 +20,7 @@ from slime.utils.async_utils import get_background_loop
 from slime.utils.http_utils import init_http_client
 from slime.utils.processing_utils import load_processor, load_tokenizer
 
+NUM_REMOTE_REWARDS = 64  # reward requests to --rm-url that are under way at the same time
 NUM_PLAIN_REWARDS = 32  # plain (not async) reward functions that run at the same time
 
 _lock = threading.RLock()
@@ -77,6 +78,7 @@ class GenerateState(metaclass=_OnePerLoop):
         self.semaphore = asyncio.Semaphore(max(1, args.sglang_server_concurrency * num_engines(args)))
         self.group_turn = asyncio.Lock()  # held while a group collects its permits
         self.plain_rewards = asyncio.Semaphore(NUM_PLAIN_REWARDS)
+        self.remote_rewards = asyncio.Semaphore(NUM_REMOTE_REWARDS)
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0

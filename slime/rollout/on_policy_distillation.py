@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 
+from slime.config.distillation import against_teacher_on_engine
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import engine_ids
+from slime.rollout.rm_hub.remote import MAX_ATTEMPTS, SHARE_OF_TIMEOUT
 from slime.utils.http_utils import post
 from slime.utils.processing_utils import media_for_engine
 from slime.utils.types import Sample
-
-MAX_ATTEMPTS = 10
 
 
 async def reward_func(args, sample: Sample, **kwargs) -> float:
@@ -36,17 +36,20 @@ def post_process_rewards(args, samples: list[Sample]) -> tuple[list[float], list
 async def score_with_teacher(args, sample: Sample) -> None:
     """Ask the engine at `--rm-url` for the log-probs of the sample's response; they become `sample.teacher_log_probs`.
 
-    Raises: ValueError without --rm-url, or when the answer does not fit the response; otherwise as `http_utils.post`.
+    Raises: ValueError without --rm-url, with a --rollout-temperature or --rollout-top-p that the teacher does not score at, or when
+        the answer does not fit the response; otherwise as `http_utils.post`.
     """
     if not args.rm_url:
         raise ValueError(
             "--opd-type sglang with slime.rollout.on_policy_distillation needs --rm-url, the teacher's /generate"
         )
-    limits = {"temperature": args.rollout_temperature, "max_new_tokens": 0, "skip_special_tokens": False}
+    for problem in against_teacher_on_engine(args):
+        raise ValueError(problem)
+    limits = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
     ids = engine_ids(GenerateState(args), sample) if sample.multimodal_inputs else sample.tokens
     payload = {"input_ids": ids, "sampling_params": limits, "return_logprob": True, "logprob_start_len": 0}
     payload |= media_for_engine(sample.multimodal_inputs)
-    reply = await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=args.rm_timeout)
+    reply = await post(args.rm_url, payload, max_retries=MAX_ATTEMPTS, deadline_s=SHARE_OF_TIMEOUT * args.rm_timeout)
     sample.teacher_log_probs = _of_response(reply, sample, args.rm_url)
 
 

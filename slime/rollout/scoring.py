@@ -56,7 +56,7 @@ async def score_samples(args, samples: list[Sample], evaluation: bool = False) -
 async def score_each(args, samples: list[Sample]) -> None:
     """What `score_samples` does for each of a training round's samples alone, with one wait for all of them."""
     unscored = [sample for sample in samples if sample.reward is None]
-    if len(unscored) < 2 or _is_plain(args, unscored):  # plain functions take turns
+    if len(unscored) < 2 or _turns(args, unscored) is not None:
         await asyncio.gather(*(_score_one(args, sample, False) for sample in unscored))
         return
     state = GenerateState(args)
@@ -82,11 +82,17 @@ async def _traced_reward(args, sample: Sample) -> Any:
 
 
 async def score_group(args, samples: list[Sample], evaluation: bool = False) -> None:
-    """Set the rewards of all samples with one batch call; without a hook for batches one fails alone, not with its group."""
-    if not _wants_batch(args, samples):
-        await asyncio.gather(*(_score_one(args, sample, evaluation) for sample in samples))
-        return
+    """Set the rewards of the samples with a hook for batches by one call; the others fail alone, not with their group."""
+    alone = [sample for sample in samples if not _wants_batch(args, [sample])]
+    samples = [sample for sample in samples if _wants_batch(args, [sample])]
+    await asyncio.gather(_score_batch(args, samples, evaluation), *(_score_one(args, s, evaluation) for s in alone))
+
+
+async def _score_batch(args, samples: list[Sample], evaluation: bool) -> None:
     from slime.rollout.rm_hub import batched_async_rm
+
+    if not samples:
+        return
 
     with trace_span(samples, "group_reward_model"):
         try:
@@ -124,10 +130,10 @@ def _wants_batch(args, samples: list[Sample]) -> bool:
 async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], evaluation: bool) -> Any:
     """Await a reward for at most --rm-timeout seconds; give up at once when a training round is aborted.
 
-    Plain functions take turns, and their time counts from when it is their turn.
+    Plain functions and requests to --rm-url take turns, and their time counts from when it is their turn.
     """
     state = GenerateState(args)
-    async with state.plain_rewards if _is_plain(args, samples) else contextlib.nullcontext():
+    async with _turns(args, samples) or contextlib.nullcontext():
         if state.aborted and not evaluation:
             raise RewardAborted
         task = asyncio.ensure_future(call())
@@ -159,10 +165,15 @@ def _result_of(args, task: asyncio.Future) -> Any:
     return task.result()
 
 
-def _is_plain(args, samples: list[Sample]) -> bool:
-    """Whether a user's function that is not async scores these samples."""
+def _turns(args, samples: list[Sample]) -> asyncio.Semaphore | None:
+    """What bounds how many of these rewards are computed at the same time: users' plain functions, and requests to --rm-url."""
+    from slime.rollout.rm_hub import asks_service
+
+    state = GenerateState(args)
     paths = {sample.custom_rm_path or args.custom_rm_path for sample in samples}
-    return any(path and is_plain(load_hook(path, "custom_rm_path")) for path in paths)
+    if any(path and is_plain(load_hook(path, "custom_rm_path")) for path in paths):
+        return state.plain_rewards
+    return state.remote_rewards if any(asks_service(args, sample) for sample in samples) else None
 
 
 def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:

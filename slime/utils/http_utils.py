@@ -1,8 +1,8 @@
 """HTTP client of the rollout side, and probing of hosts and ports.
 
 Invariants: only failures that a later attempt can cure are repeated (no connection, a router that lost its engine, 429,
-502, 503), within a budget of attempts and a deadline; any other status of 400 and more raises at once with the body.
-System proxies are never used. One session per event loop. Knows no endpoint.
+502, 503), within a budget of attempts and a deadline, after as long as the server asks for; any other status but success raises
+at once with the body. What is sent never goes to another server than the one that was named. System proxies are never used. One session per event loop. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import time
+import urllib.parse
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ RETRIED_STATUS = (429, 502, 503)
 ROUTER_LOST_ENGINE = "call_upstream"  # error code of a router's 500 that means: the engine did not answer me
 MAX_BACKOFF_S = 2.0
 CONNECT_TIMEOUT_S = 30.0
+MAX_REDIRECTS = 3
+MAX_RETRY_AFTER_S = 30.0
 
 _sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 _deadline_s = 14400.0
@@ -54,18 +57,25 @@ def init_http_client(args) -> None:
 
 
 async def post(
-    url: str, payload: Any = None, max_retries: int = 60, headers: dict | None = None, deadline_s: float | None = None
+    url: str,
+    payload: Any = None,
+    max_retries: int = 60,
+    headers: dict | None = None,
+    deadline_s: float | None = None,
+    max_bytes: int | None = None,
 ) -> Any:
     """POST JSON and return the decoded body (text if it is not JSON).
 
     Args:
         max_retries: attempts in total; `deadline_s` bounds them together (default: `init_http_client`).
+        max_bytes: a longer answer is not read.
 
     Raises:
-        HTTPStatusError: an error status that is not repeated. RuntimeError: budget used up; names the last evidence.
+        HTTPStatusError: an error status that is not repeated, or a redirection to elsewhere. RuntimeError: budget used up (names the
+            last evidence), or an answer that is too long.
     """
     payload = prepared(url, payload)
-    output = await _request("POST", url, payload, max_retries, headers, deadline_s)
+    output = await _request("POST", url, payload, max_retries, headers, deadline_s, max_bytes)
     observer = _observer.get()
     if observer is not None:
         observer.observe(url, payload, output)
@@ -93,31 +103,34 @@ async def get(url: str, max_retries: int = 1, headers: dict | None = None, deadl
     return await _request("GET", url, None, max_retries, headers, deadline_s)
 
 
-async def _request(method: str, url: str, payload, max_retries: int, headers, deadline_s: float | None) -> Any:
+async def _request(
+    method: str, url: str, payload, max_retries: int, headers, deadline_s: float | None, max_bytes: int | None = None
+) -> Any:
     import aiohttp
 
     budget_s = _deadline_s if deadline_s is None else deadline_s
-    started, last = time.monotonic(), "no attempt"
+    started, last, asked_s = time.monotonic(), "no attempt", 0.0
     for attempt in range(max(1, max_retries)):
         left_s = budget_s - (time.monotonic() - started)
         if left_s <= 0:
             break
         try:
-            status, body = await _exchange(method, url, payload, headers, left_s)
+            status, body, asked_s = await _exchange(method, url, payload, headers, left_s, max_bytes)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
             last = f"{type(error).__name__}: {error}"
         except asyncio.TimeoutError:
             last = f"no answer within {budget_s:g} s"
             break
         else:
-            if status < 400:
+            if status < 300:
                 return _decode(body)
             body = body.decode(errors="replace")
             if status not in RETRIED_STATUS and not (status == 500 and ROUTER_LOST_ENGINE in body):
                 raise HTTPStatusError(method, url, status, body)
             last = f"status {status}: {body[:500]}"
         if attempt + 1 < max_retries:
-            await asyncio.sleep(min(MAX_BACKOFF_S, 0.05 * 2**attempt, max(0.0, left_s)))
+            wait_s, asked_s = max(asked_s, min(MAX_BACKOFF_S, 0.05 * 2**attempt)), 0.0
+            await asyncio.sleep(min(wait_s, max(0.0, budget_s - (time.monotonic() - started))))
     elapsed = time.monotonic() - started
     raise RuntimeError(
         f"{method} {url} failed: {attempt + 1} attempts in {elapsed:.1f} s (budget {budget_s:g} s, {max_retries} attempts), "
@@ -125,15 +138,44 @@ async def _request(method: str, url: str, payload, max_retries: int, headers, de
     )
 
 
-async def _exchange(method: str, url: str, payload, headers, timeout_s: float) -> tuple[int, bytes]:
+async def _exchange(
+    method: str, url: str, payload, headers, timeout_s: float, max_bytes: int | None
+) -> tuple[int, bytes, float]:
+    """(status, body, seconds to wait that the server asks for) of one attempt; redirections on the same server are followed."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     data = None
     if payload is not None:
         data, headers = _encode(payload), {"Content-Type": "application/json", **(headers or {})}
-    async with get_session().request(method, url, data=data, headers=headers, timeout=timeout) as response:
-        return response.status, await response.read()
+    options = {"data": data, "headers": headers, "timeout": timeout, "allow_redirects": False}
+    target = url
+    for _ in range(MAX_REDIRECTS + 1):
+        async with get_session().request(method, target, **options) as response:
+            if response.status not in (307, 308):  # these two repeat the request as it was
+                return response.status, await _body(response, url, max_bytes), _retry_after(response)
+            elsewhere = urllib.parse.urljoin(target, response.headers.get("Location", ""))
+        if urllib.parse.urlsplit(elsewhere)[:2] != urllib.parse.urlsplit(url)[:2]:
+            break
+        target = elsewhere
+    raise HTTPStatusError(method, url, response.status, f"not redirected to {elsewhere}")
+
+
+async def _body(response, url: str, max_bytes: int | None) -> bytes:
+    if max_bytes is None:
+        return await response.read()
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise RuntimeError(f"{url} answered more than {max_bytes} bytes, beginning with {bytes(body[:80])!r}")
+    return bytes(body)
+
+
+def _retry_after(response) -> float:
+    """The seconds of a Retry-After header, up to MAX_RETRY_AFTER_S; 0 without one, or with a date."""
+    value = response.headers.get("Retry-After", "")
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isdecimal() else 0.0
 
 
 def _encode(payload: Any) -> bytes:

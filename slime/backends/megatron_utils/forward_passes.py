@@ -60,7 +60,7 @@ class ForwardPasses:
 
 def can_reuse_forward(args, num_steps: int) -> bool:
     """Return whether the old log-probs equal those of the training forward, so that no pass is needed for them."""
-    from slime.backends.megatron_utils.loss import step_sums_function
+    from slime.backends.megatron_utils.hook_results import step_sums_function
 
     return (
         num_steps == 1

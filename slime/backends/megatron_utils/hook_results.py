@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from slime.utils import device
 from slime.utils.hook_calls import call_hook, wrong
 from slime.utils.hook_forms import accepted_keywords, accepts_keyword
 from slime.utils.misc import load_hook
@@ -78,6 +79,47 @@ def tis(args, *, pg_loss: torch.Tensor, loss_masks: list[torch.Tensor], **others
     if masks is not None:
         _check_rows(TIS, path, "loss_masks", masks, [len(mask) for mask in loss_masks])
     return corrected, masks, metrics
+
+
+def step_sums_function(args) -> Callable | None:
+    """What the TIS function wants summed over each optimizer step (`slime.algorithms.off_policy_hooks`), or None."""
+    path = args.custom_tis_function_path
+    if path is None or not (args.use_tis or args.get_mismatch_metrics):
+        return None
+    make = getattr(load_hook(path, TIS), "step_sums", None)
+    if make is None:
+        return None
+    function = make(args) if callable(make) else make
+    if function is not None and not (callable(make) and callable(function)):
+        raise _wrong_step_sums(path, f"a {type(function).__name__}")
+    return function
+
+
+def step_sums(args, function: Callable, columns: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Its sums over this rank's samples of the step, float64 [number of sums]."""
+    result = function(*columns)
+    try:
+        sums = torch.as_tensor(result, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise _wrong_step_sums(args.custom_tis_function_path, f"that returned {result!r:.100}") from None
+    if sums.dim() != 1 or not sums.isfinite().all():
+        raise _wrong_step_sums(args.custom_tis_function_path, f"that returned {result!r:.100}")
+    return sums
+
+
+def check_same_count(args, count: int, group: Any) -> None:
+    """Sums of another length on another rank would be added to what they are not."""
+    counts = torch.tensor([count, -count], device=device.device())
+    torch.distributed.all_reduce(counts, torch.distributed.ReduceOp.MAX, group=group)
+    if counts[0] != -counts[1]:
+        raise _wrong_step_sums(args.custom_tis_function_path, f"that returned {-counts[1]} to {counts[0]} numbers")
+
+
+def _wrong_step_sums(path: str, what: str) -> ValueError:
+    form = "step_sums(args) -> None or a function (train_log_probs, rollout_log_probs, loss_masks) -> list of finite numbers"
+    return ValueError(
+        f"--custom-tis-function-path {path} has step_sums {what}; expected {form}, of one length on every rank"
+    )
 
 
 def reducer(args, total_lengths: list[int], response_lengths: list[int], masks: list[torch.Tensor]) -> Callable:

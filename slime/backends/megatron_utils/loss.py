@@ -23,7 +23,6 @@ from slime.backends.megatron_utils.data import MicroBatch
 from slime.backends.megatron_utils.log_probs import response_log_probs
 from slime.backends.megatron_utils.packed_sequences import PackedBatchParams
 from slime.utils import device
-from slime.utils.misc import load_function
 
 STEP_SUMS = "tis_step_sums"
 """Key of what `add_step_sums` leaves in the data for the micro-batches of the step."""
@@ -150,20 +149,12 @@ def _check_has_rollout_log_probs(data: dict) -> None:
         raise ValueError("--use-tis and --get-mismatch-metrics need rollout_log_probs, which the rollout data lacks")
 
 
-def step_sums_function(args):
-    """Return what the TIS function wants summed over each optimizer step (`off_policy_hooks`), or None."""
-    if args.custom_tis_function_path is None or not (args.use_tis or args.get_mismatch_metrics):
-        return None
-    make = getattr(load_function(args.custom_tis_function_path), "step_sums", None)
-    return None if make is None else make(args)
-
-
 def add_step_sums(args, batches: list[MicroBatch], data: dict) -> None:
     """Sum what the TIS function wants over the samples of a step; all data ranks of the last stage call it."""
     import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
-    function = step_sums_function(args)
+    function = hook_results.step_sums_function(args)
     if function is None:
         return
     _check_has_rollout_log_probs(data)
@@ -171,8 +162,9 @@ def add_step_sums(args, batches: list[MicroBatch], data: dict) -> None:
         [row for batch in batches for row in batch.column(data, name)]
         for name in ("log_probs", "rollout_log_probs", "loss_masks")
     ]
-    sums = torch.tensor(function(*columns), dtype=torch.float64, device=device.device())
-    dist.all_reduce(sums, group=mpu.get_data_parallel_group())
+    sums, group = hook_results.step_sums(args, function, columns).to(device.device()), mpu.get_data_parallel_group()
+    hook_results.check_same_count(args, len(sums), group)
+    dist.all_reduce(sums, group=group)
     data[STEP_SUMS] = tuple(sums.tolist())
 
 

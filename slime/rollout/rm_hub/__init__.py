@@ -37,19 +37,29 @@ async def async_rm(args, sample, **kwargs):
     path = sample.custom_rm_path or args.custom_rm_path
     if path:
         return (await custom_rewards(args, path, [sample], **kwargs))[0]
-    rm_type = str((sample.metadata or {}).get("rm_type") or args.rm_type or "").strip()
-    boxed = rm_type.startswith("boxed_")
+    rm_type = _rm_type(args, sample)
     name = rm_type.removeprefix("boxed_")
     if name not in RM_TYPES:
         raise ValueError(_unknown(rm_type, sample))
     response = sample.response
-    if boxed:
+    if name != rm_type:
         response = extract_boxed_answer(response or "") or ""
         if name in BARE_GRADERS:
             return BARE_GRADERS[name](response, sample)
     if name in ASYNC_GRADERS:
         return await ASYNC_GRADERS[name](args, response, sample)
     return GRADERS[name](response, sample)
+
+
+def asks_service(args, sample) -> bool:
+    """Whether the sample's reward is a request to `--rm-url` by one of the built-in types."""
+    if not args.rm_url or sample.custom_rm_path or args.custom_rm_path:
+        return False
+    return _rm_type(args, sample).removeprefix("boxed_") in ("remote_rm", "reward_model")
+
+
+def _rm_type(args, sample) -> str:
+    return str((sample.metadata or {}).get("rm_type") or args.rm_type or "").strip()
 
 
 async def batched_async_rm(args, samples: list, **kwargs) -> list:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from slime.rollout.rm_hub.remote import MAX_ATTEMPTS, SHARE_OF_TIMEOUT
+from slime.rollout.rm_hub.remote import ask
 from slime.utils.async_utils import run_in_thread
-from slime.utils.http_utils import post
 from slime.utils.processing_utils import load_tokenizer
 from slime.utils.reward_model import RewardModel
 
@@ -32,9 +31,7 @@ async def reward_model(args, response: str, sample) -> float:
         return await run_in_thread(_score_here, args.rm_model_path, sample.prompt, response)
     text = await run_in_thread(_text, args, sample.prompt, response)
     url = args.rm_url.rstrip("/").removesuffix("/classify") + "/classify"
-    deadline_s = SHARE_OF_TIMEOUT * args.rm_timeout
-    answer = await post(url, {"text": text}, max_retries=MAX_ATTEMPTS, deadline_s=deadline_s)
-    return _score_of(answer, url)
+    return _score_of(await ask(args, url, {"text": text}), url)
 
 
 def _score_of(answer: Any, url: str) -> float:

@@ -117,8 +117,8 @@ def test_fb_l19_ppo_on_samples_of_earlier_weights_says_whose_log_probs_are_the_o
         ("--use-opd --opd-type megatron --opd-teacher-load nowhere", "--opd-teacher-load .*nowhere: no such folder"),
         ("--use-opd --opd-type megatron --opd-teacher-load .", "neither a Hugging Face folder nor a Megatron"),
         ("--use-opd --opd-type sglang --opd-teacher-load .", "--opd-type sglang the log-probs come with the samples"),
-        (f"{ENGINE_SCORES} --rollout-top-p 0.9", "--rollout-top-p 0.9 with --opd-type sglang"),
-        (f"{ENGINE_SCORES} --rollout-temperature 0.8", "--rollout-temperature 0.8 with --opd-type sglang"),
+        (f"{ENGINE_SCORES} --rollout-top-p 0.9", "--rollout-top-p 0.9 with a teacher on an engine"),
+        (f"{ENGINE_SCORES} --rollout-temperature 0.8", "--rollout-temperature 0.8 with a teacher on an engine"),
         ("--opd-teacher-load .", "there is no teacher without --use-opd"),
     ],
 )

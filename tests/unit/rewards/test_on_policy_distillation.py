@@ -10,7 +10,10 @@ import pytest
 from slime.rollout import on_policy_distillation as opd
 from slime.utils.types import Sample
 
-ARGS = SimpleNamespace(rm_url="http://teacher/generate", rollout_temperature=0.7, rm_timeout=5.0, reward_key=None)
+FIELDS = dict(
+    rm_url="http://teacher/generate", rollout_temperature=1.0, rollout_top_p=1.0, rm_timeout=5.0, reward_key=None
+)
+ARGS = SimpleNamespace(**FIELDS)
 
 
 def reply(values) -> dict:
@@ -33,7 +36,7 @@ def score(monkeypatch, answer, args=ARGS, response_length=2) -> tuple[Sample, li
 def test_log_probs_of_the_response_come_with_the_sample(monkeypatch):
     sample, sent = score(monkeypatch, reply([None, -1.0, -2.0, -3.0]))
     assert sample.teacher_log_probs == [-2.0, -3.0]
-    sampling = {"temperature": 0.7, "max_new_tokens": 0, "skip_special_tokens": False}
+    sampling = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
     payload = {"input_ids": [5, 6, 7, 8], "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
     assert sent == [("http://teacher/generate", payload)]
     empty, _ = score(monkeypatch, reply([None, -1.0, -2.0, -3.0]), response_length=0)
@@ -52,6 +55,13 @@ def test_log_probs_of_the_response_come_with_the_sample(monkeypatch):
 def test_answer_that_does_not_fit_is_an_error(monkeypatch, answer, message):
     with pytest.raises(ValueError, match=f"--rm-url http://teacher/generate: .*{message}"):
         score(monkeypatch, answer)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--rollout-temperature", 0.7), ("--rollout-top-p", 0.9)])
+def test_own_reward_at_another_temperature_than_the_teachers_is_refused_when_it_asks(monkeypatch, flag, value):
+    args = SimpleNamespace(**FIELDS | {flag[2:].replace("-", "_"): value})
+    with pytest.raises(ValueError, match=f"{flag} {value} with a teacher on an engine"):
+        score(monkeypatch, reply([None, -1.0, -2.0, -3.0]), args)
 
 
 def test_teacher_needs_an_address(monkeypatch):
