@@ -43,7 +43,8 @@ async def score_with_teacher(args, sample: Sample) -> None:
         raise ValueError(
             "--opd-type sglang with slime.rollout.on_policy_distillation needs --rm-url, the teacher's /generate"
         )
-    for problem in against_teacher_on_engine(args):
+    problem = next(against_teacher_on_engine(args), None)
+    if problem is not None:
         raise ValueError(problem)
     limits = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
     ids = engine_ids(GenerateState(args), sample) if sample.multimodal_inputs else sample.tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from slime.algorithms.kl import approx_kl
-from slime.algorithms.reduce import make_reducer
+from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.backends.megatron_utils.data import real_samples
 from slime.observability.metric_utils import reward_number
 from slime.utils import device
@@ -79,7 +79,8 @@ def _with_measured_kl(args, data: dict) -> dict:
 def rollout_metrics(args, data: dict) -> dict[str, float]:
     """Return `rollout/<key>` of the data as it was trained on, the same on every rank of the last stage.
 
-    Means over tokens leave out rollouts of which nothing is trained; means of rewards leave out samples without one.
+    Means over tokens have the loss's denominators, so that a round and its steps say the same; means of rewards leave out samples
+    without one.
     """
     data = _with_measured_kl(args, data)
     real = real_samples(data)
@@ -92,10 +93,12 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     means["total_lengths"] = (sum(len(data["tokens"][i]) for i in real), "samples")
     entropies = _entropy_of_correct(args, data, real, own_rewards)
     means["correct_entropy"] = (sum(entropies), "correct")
-    trained = means.pop("trained")[0]
-    counts = {"tokens": trained, "samples": len(real), "judged": len(judged), "correct": len(entropies)}
+    tokens = num_tokens([data["loss_masks"][i] for i in real]) if args.calculate_per_token_loss else 0
+    counts = {"tokens": tokens, "samples": len(real), "judged": len(judged), "correct": len(entropies)}
     totals = sum_over_data_ranks([*(float(total) for total, _ in means.values()), *counts.values()])
     counts = dict(zip(counts, totals[len(means) :], strict=True))
+    if not args.calculate_per_token_loss:
+        counts["tokens"] = sum(data["global_batch_sizes"])
     report = {
         name if name == "correct_entropy" else f"rollout/{name}": total / counts[kind]
         for (name, (_, kind)), total in zip(means.items(), totals, strict=False)
@@ -108,13 +111,9 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
 
 
 def _token_totals(args, data: dict) -> dict[str, float]:
-    """Return this rank's sums of per-token columns, and under "trained" what they are means over: rollouts of which something
-    is trained, a split one counted by parts, or trained tokens."""
-    masks = data["loss_masks"]
-    reducer = make_reducer(masks, data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
-    totals = {key: float(reducer(torch.cat(data[key]).float())) for key in PER_TOKEN_REPORTS if key in data}
-    ones = torch.ones(sum(len(mask) for mask in masks), device=masks[0].device if masks else None)
-    return totals | {"trained": float(reducer(ones))}
+    """Return this rank's sums of per-token columns: of the rollouts' means, or of trained tokens."""
+    reducer = make_reducer(data["loss_masks"], data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
+    return {key: float(reducer(torch.cat(data[key]).float())) for key in PER_TOKEN_REPORTS if key in data}
 
 
 def _of_own_samples(data: dict, of_batch: list) -> list | None:

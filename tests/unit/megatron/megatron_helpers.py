@@ -56,7 +56,7 @@ DEFAULTS = dict(
     share_prompts=False, skip_zero_advantage=False,
     use_dynamic_batch_size=False, max_tokens_per_gpu=None, log_probs_max_tokens_per_gpu=None, ref_update_interval=None,
     # hooks
-    rollout_data_postprocess_path=None, custom_megatron_init_path=None, custom_megatron_before_log_prob_hook_path=None,
+    rollout_data_postprocess_path=None, custom_megatron_init_path=None, custom_update_weight_post_write_path=None, reward_key=None, custom_megatron_before_log_prob_hook_path=None,
     custom_megatron_before_train_step_hook_path=None,
     # checkpoints
     hf_checkpoint=None, load=None, ref_load=None, ref_ckpt_step=None, ckpt_step=None, save=None, no_load_optim=None,

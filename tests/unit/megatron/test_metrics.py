@@ -67,18 +67,6 @@ def test_parts_of_one_rollout_count_as_one():
     assert rollout_metrics(make_args(), data)["rollout/advantages"] == pytest.approx((1 + 3 + 5) / 3)
 
 
-@pytest.mark.parametrize(("per_token", "expected"), [(False, 2.0), (True, 2.0)])
-def test_samples_of_which_nothing_is_trained_dilute_no_mean_over_tokens(per_token, expected):
-    masks = [torch.tensor([1, 1, 0]), torch.tensor([0])]
-    data = make_data(loss_masks=masks, rollout_mask_sums=torch.tensor([2.0, 0.0]))
-    report = rollout_metrics(make_args(calculate_per_token_loss=per_token), data)
-    assert {report[f"rollout/{key}"] for key in PER_TOKEN_REPORTS if key != "kl"} == {expected}
-    assert report["rollout/response_lengths"] == 2.0  # of all samples
-    masks = [torch.zeros(3, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)]
-    report = rollout_metrics(make_args(), make_data(loss_masks=masks, rollout_mask_sums=torch.zeros(2)))
-    assert not {f"rollout/{key}" for key in PER_TOKEN_REPORTS} & report.keys()
-
-
 def test_failed_and_odd_rewards_are_no_rewards():
     report = rollout_metrics(make_args(), make_data(raw_reward=[float("nan"), 1.0, None]))
     assert report["rollout/raw_reward"] == 1.0 and report["rollout/rewards"] == 0.5

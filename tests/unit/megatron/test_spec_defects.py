@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,44 @@ def test_batch_normalised_corrections_name_the_missing_rollout_log_probs():
     )
     with pytest.raises(ValueError, match="--use-tis .* need rollout_log_probs"):
         add_step_sums(args, [], {"log_probs": [], "loss_masks": []})
+
+
+def tis_of(monkeypatch, result):
+    """Arguments with a TIS function of the user's whose `step_sums` gives `result`, or is it where that is no list."""
+    name = f"tis_{id(monkeypatch)}_{id(result)}"  # paths are loaded once
+    module = ModuleType(name)
+    module.correct = lambda args, **columns: None
+    module.correct.step_sums = (lambda args: lambda *columns: result[0]) if isinstance(result, list) else result
+    monkeypatch.setitem(sys.modules, name, module)
+    return SimpleNamespace(custom_tis_function_path=f"{name}.correct", use_tis=True, get_mismatch_metrics=False)
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        ([None], "that returned None"),
+        ([3.0], "that returned 3.0"),
+        ([[[1.0], [2.0]]], r"that returned \[\[1.0"),
+        ([["x"]], r"that returned \['x'\]"),
+        ([{"sum": 1.0}], "that returned {'sum'"),
+        ([[1.0, float("nan")]], r"that returned \[1.0, nan"),
+        (lambda args: [1.0], "a list"),
+        ("sums", "a str"),
+    ],
+)
+def test_step_sums_that_are_no_list_of_numbers_show_what_is_expected(monkeypatch, result, what):
+    expected = r"expected step_sums\(args\) -> None or a function .* -> list of finite numbers"
+    with pytest.raises(ValueError, match=f"--custom-tis-function-path tis_.*correct has step_sums {what}.*{expected}"):
+        add_step_sums(tis_of(monkeypatch, result), [], {"rollout_log_probs": []})
+
+
+@pytest.mark.parametrize("sums", [[1.5, 2], (1.5, 2), torch.tensor([1.5, 2.0], requires_grad=True), []])
+def test_step_sums_may_be_any_list_of_numbers(monkeypatch, sums):
+    data = {"rollout_log_probs": []}
+    add_step_sums(tis_of(monkeypatch, [sums]), [], data)
+    assert data["tis_step_sums"] == tuple(float(value) for value in sums)
+    add_step_sums(tis_of(monkeypatch, lambda args: None), [], others := {})
+    assert others == {}
 
 
 class TestShippedCorrections:

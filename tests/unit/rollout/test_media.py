@@ -319,16 +319,11 @@ def test_the_teacher_gets_the_media_and_ids_that_it_expands_itself(media_args, w
         return {"meta_info": {"input_token_logprobs": [[-float(i), 1, None] for i in range(count)]}}
 
     monkeypatch.setattr(opd, "post", teacher)
-<<<<<<< HEAD
     args = media_args(rm_url="http://teacher/generate", rm_timeout=5.0)
     tokenizer = with_processor(args).tokenizer
     sample = Sample(prompt="# p4", multimodal_inputs={"images": [picture(4)]})
     fill_prompt(GenerateState(args), sample)
     sample.append_response_tokens(tokens=[7], log_probs=[-0.5])
-=======
-    sample = Sample(tokens=[1, 2], response_length=1, multimodal_inputs={"images": [picture(4)]})
-    args = SimpleNamespace(rm_url="http://teacher/generate", rollout_temperature=1.0, rollout_top_p=1.0, rm_timeout=5.0)
->>>>>>> 03fa0d3 (Rewards of a service: 64 requests at a time, no redirection elsewhere, no endless answers; step sums of TIS functions and teachers at another temperature are checked; kept ids are copied once a step)
     asyncio.run(opd.score_with_teacher(args, sample))
     assert sample.teacher_log_probs == [-float(len(sample.tokens) - 1)]
 
