@@ -121,6 +121,30 @@ def test_numbers_that_a_user_class_gives_are_kept_where_they_are_free(args):
     assert source.stats()["trained"] == 2
 
 
+def test_a_user_class_that_numbers_from_the_beginning_after_a_restart_takes_no_number_that_waits(args):
+    class Source:
+        given = 0
+
+        def get_samples(self, num_samples):
+            self.given += num_samples
+            return [numbered(group_index=self.given - num_samples + i) for i in range(num_samples)]
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    source = adapt_class(args(), Source)
+    source.get_samples(2)
+    again = adapt_class(args(), Source)
+    again.load_state_dict(source.state_dict())
+    groups = again.get_samples(1) + again.get_samples(3)
+    assert len({group[0].group_index for group in groups}) == 4
+    again.mark_finished(groups)
+    assert again.stats()["trained"] == 4 and check(again.state_dict()).problems == []
+
+
 @pytest.mark.parametrize(
     "make, message",
     [(lambda sample: [sample, sample], "returned a sample twice"), (lambda sample: [], "returned an empty group")],
