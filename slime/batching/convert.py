@@ -131,9 +131,11 @@ def _scalar_reward(args, sample: Sample) -> float:
     try:
         reward = float(sample.get_reward_value(args))
     except (TypeError, KeyError, ValueError) as error:
+        is_dict = isinstance(sample.reward, dict)
+        cure = "set it to one of the keys" if is_dict else "a reward is a number without that flag, or a dict with it"
         raise ValueError(
             f"sample {sample.index} (group {sample.group_index}): reward {sample.reward!r} gives no number with "
-            f"--reward-key {args.reward_key!r}; set --reward-key to one of its keys"
+            f"--reward-key {args.reward_key}; {cure}"
         ) from error
     if not math.isfinite(reward):
         raise ValueError(f"sample {sample.index} (group {sample.group_index}): the reward is {reward}")

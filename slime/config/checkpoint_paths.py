@@ -99,9 +99,11 @@ def _named_by_load(run) -> dirs.Checkpoint | None:
     folder, step = args.load or args.save, args.ckpt_step
     if step is None:
         found = dirs.latest(args.load)
+    elif folder is None:
+        raise UserError(f"--ckpt-step {step} needs --load or --save: the folder with the checkpoint of that round")
     else:
-        found = dirs.at_round(folder, step) if folder else None
-        if found is None and (folder is None or megatron_folder(folder, step) is None):
+        found = dirs.at_round(folder, step)
+        if found is None and megatron_folder(folder, step) is None:
             raise UserError(f"--ckpt-step {step}: {folder} holds no complete checkpoint of that round")
     if found is None or not args.finetune:
         return found

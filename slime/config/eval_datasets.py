@@ -149,8 +149,12 @@ def from_file(args: argparse.Namespace) -> list[EvalDatasetConfig]:
     if not isinstance(defaults, dict):
         raise UserError(f"--eval-config {path}: defaults must be a mapping, got {type(defaults).__name__}")
     _check_keys(defaults, f"--eval-config {path}: defaults", UserError)
+    for key in set(root) - {"datasets", "defaults"}:  # any other name may hold values for ${...}
+        near = difflib.get_close_matches(str(key), ("datasets", "defaults"), n=1, cutoff=0.8)
+        if near:
+            raise UserError(f"--eval-config {path}: unknown key {key} (did you mean {near[0]}?)")
     if not root.get("datasets"):
-        raise UserError(f"--eval-config {path}: no datasets")
+        raise UserError(f"--eval-config {path}: no datasets; the file has {', '.join(map(str, root)) or 'nothing'}")
     sets = []
     for entry in _entries(root["datasets"], path):
         _check_keys(entry, f"--eval-config {path}: data set {entry['name']}", UserTypeError)
@@ -168,6 +172,12 @@ def from_pairs(args: argparse.Namespace) -> list[EvalDatasetConfig]:
     if len(words) % 2:
         raise UserError(f"--eval-prompt-data needs name path pairs, got {len(words)} values: {' '.join(words)}")
     return [_one(args, {"name": n, "path": p}, {}) for n, p in zip(words[::2], words[1::2], strict=True)]
+
+
+def where(args: argparse.Namespace, item: EvalDatasetConfig) -> str:
+    """Name a set and the flag that it comes from, as the beginning of a message."""
+    flag = f"--eval-config {args.eval_config}" if args.eval_config else "--eval-prompt-data"
+    return f"{flag}: evaluation set {item.name}:"
 
 
 def build_eval_datasets(args: argparse.Namespace) -> list[EvalDatasetConfig]:

@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from slime.config.eval_datasets import EvalDatasetConfig
+from slime.config.eval_datasets import EvalDatasetConfig, where
 from slime.config.paths import split_file_hook
 from slime.config.rollout import RM_TYPES
 
@@ -41,15 +41,15 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         yield f"--eval-function-path {args.eval_function_path} does not evaluate; {BUILT_IN} does"
     yield from _media_keys("--multimodal-keys", args.multimodal_keys)
     for item in args.eval_datasets:
-        where = f"evaluation set {item.name}:"
-        yield from _numbers(item, where)
-        yield from _reward(args, item, where)
-        yield from _media_keys(f"{where} multimodal_keys", item.multimodal_keys)
-        yield from _hooks(item, where)
+        named = where(args, item)
+        yield from _numbers(item, named)
+        yield from _reward(args, item, named)
+        yield from _media_keys(f"{named} multimodal_keys", item.multimodal_keys)
+        yield from _hooks(item, named)
     yield from _reads_media(args)
 
 
-def _numbers(item: EvalDatasetConfig, where: str) -> Iterator[str]:
+def _numbers(item: EvalDatasetConfig, named: str) -> Iterator[str]:
     for name, (low, is_open, high) in _NUMBERS.items():
         value = getattr(item, name)
         if value is None and name != "n_samples_per_eval_prompt":
@@ -65,40 +65,40 @@ def _numbers(item: EvalDatasetConfig, where: str) -> Iterator[str]:
             kind = "a whole number" if name in _WHOLE else "a number"
             least = f"above {low:g}" if is_open else f"of at least {low:g}"
             most = "" if high == float("inf") else f", at most {high:g}"
-            yield f"{where} {name} {value!r}: expected {kind} {least}{most}{', not 0' if name == 'top_k' else ''}"
+            yield f"{named} {name} {value!r}: expected {kind} {least}{most}{', not 0' if name == 'top_k' else ''}"
             return
     if (
         item.min_new_tokens is not None
         and item.max_response_len is not None
         and item.min_new_tokens > item.max_response_len
     ):
-        yield f"{where} min_new_tokens {item.min_new_tokens} is above max_response_len {item.max_response_len}"
+        yield f"{named} min_new_tokens {item.min_new_tokens} is above max_response_len {item.max_response_len}"
     if (item.eval_early_stop_remaining is None) != (item.eval_early_stop_idle_timeout is None):
-        yield f"{where} eval_early_stop_remaining and eval_early_stop_idle_timeout need each other"
+        yield f"{named} eval_early_stop_remaining and eval_early_stop_idle_timeout need each other"
 
 
-def _reward(args: argparse.Namespace, item: EvalDatasetConfig, where: str) -> Iterator[str]:
+def _reward(args: argparse.Namespace, item: EvalDatasetConfig, named: str) -> Iterator[str]:
     if item.rm_type is None or item.custom_rm_path:
         return
     if str(item.rm_type).removeprefix("boxed_") not in RM_TYPES:
-        yield f"{where} rm_type {item.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
+        yield f"{named} rm_type {item.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
     elif item.rm_type == "remote_rm" and not args.rm_url:
-        yield f"{where} rm_type remote_rm needs --rm-url"
+        yield f"{named} rm_type remote_rm needs --rm-url"
 
 
-def _media_keys(where: str, keys: dict | None) -> Iterator[str]:
+def _media_keys(named: str, keys: dict | None) -> Iterator[str]:
     if keys is None:
         return
     if not isinstance(keys, dict) or not all(kind in MEDIA and isinstance(key, str) for kind, key in keys.items()):
-        yield f'{where} {keys!r}: expected an object from {", ".join(MEDIA)} to row keys, such as {{"image": "images"}}'
+        yield f'{named} {keys!r}: expected an object from {", ".join(MEDIA)} to row keys, such as {{"image": "images"}}'
 
 
-def _hooks(item: EvalDatasetConfig, where: str) -> Iterator[str]:
+def _hooks(item: EvalDatasetConfig, named: str) -> Iterator[str]:
     for name in ("custom_rm_path", "custom_generate_function_path"):
         hook = getattr(item, name)
         parts = split_file_hook(hook) if hook else None
         if parts and not os.path.isfile(parts[0]):
-            yield f"{where} {name} {hook}: no such file"
+            yield f"{named} {name} {hook}: no such file"
 
 
 def _reads_media(args: argparse.Namespace) -> Iterator[str]:
@@ -110,4 +110,4 @@ def _reads_media(args: argparse.Namespace) -> Iterator[str]:
         yield f"--multimodal-keys {args.multimodal_keys}: {text_only}"
     for item in args.eval_datasets if args.eval_function_path == BUILT_IN else ():
         if item.multimodal_keys and not args.multimodal_keys and not item.custom_generate_function_path:
-            yield f"evaluation set {item.name}: multimodal_keys {item.multimodal_keys}: {text_only}"
+            yield f"{where(args, item)} multimodal_keys {item.multimodal_keys}: {text_only}"

@@ -23,7 +23,7 @@ from slime.config import (
     lora_rules,
     megatron_values,
     roles,
-    sync_rules,
+    unused,
     validate,
 )
 from slime.config.eval_datasets import build_eval_datasets
@@ -267,14 +267,6 @@ def algorithm_values(run: Run) -> None:
         )
     if args.log_probs_max_tokens_per_gpu is None:
         args.log_probs_max_tokens_per_gpu = args.max_tokens_per_gpu
-    if args.kl_loss_coef != 0 and not args.use_kl_loss:
-        run.notes.append(f"--kl-loss-coef {args.kl_loss_coef} has no effect without --use-kl-loss")
-    if args.mask_offpolicy_in_partial_rollout and not args.partial_rollout:
-        run.notes.append("--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
-    if args.max_tokens_per_gpu is not None and not args.use_dynamic_batch_size:
-        run.notes.append(
-            f"--max-tokens-per-gpu {args.max_tokens_per_gpu} has no effect without --use-dynamic-batch-size"
-        )
     if args.get_mismatch_metrics and args.use_rollout_logprobs:
         run.notes.append("--get-mismatch-metrics with --use-rollout-logprobs costs one more forward pass")
 
@@ -297,14 +289,6 @@ def run_folder(run: Run) -> None:
             run.notes.append(f"{args.run_dir} exists: metrics of rounds that are done again replace the earlier ones")
     if args.use_tensorboard is None:
         args.use_tensorboard = not args.use_wandb
-    if args.num_data_workers and args.streaming_data:
-        run.notes.append(
-            f"--num-data-workers {args.num_data_workers} has no effect with --streaming-data: rows are read as needed"
-        )
-    wandb_flags = sorted(dest for dest in run.given if dest.startswith("wandb_") and dest != "wandb_random_suffix")
-    if wandb_flags and not args.use_wandb:
-        flags = ", ".join(f"--{dest.replace('_', '-')}" for dest in wandb_flags)
-        run.notes.append(f"no effect without --use-wandb: {flags}")
 
 
 def model(run: Run) -> None:
@@ -415,5 +399,5 @@ STEPS: tuple[Callable[[Run], None], ...] = (
     engine_arguments,
     megatron_values.resolve_megatron,
     roles.resolve_roles,
-    sync_rules.note_unused,
+    unused.note_unused,
 )

@@ -9,15 +9,7 @@ from collections.abc import Iterator
 
 from slime.config.registry import spelling
 
-_OF_DISK = ("update_weight_disk_dir", "update_weight_disk_keep_files", "custom_update_weight_post_write_path")
 _SOURCES = ("hf_checkpoint", "load", "ref_load", "opd_teacher_load")
-
-
-def note_unused(run) -> None:
-    """Say which flags of the disk transport another one leaves without effect."""
-    unused = [spelling(dest) for dest in _OF_DISK if dest in run.given]
-    if unused and run.args.update_weight_transport != "disk":
-        run.notes.append(f"without --update-weight-transport disk these have no effect: {', '.join(unused)}")
 
 
 def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:

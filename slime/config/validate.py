@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime.config import algorithm, distillation, eval_rules, experts, layout, lora_rules, roles, savings, sync_rules
+from slime.config.eval_datasets import where
 from slime.config.eval_rules import FULLY_ASYNC
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
@@ -310,7 +311,7 @@ def _files(args, given) -> Problems:
         yield from _data_file("--prompt-data", path, rows)
     for item in args.eval_datasets:
         path, rows = split_slice(item.path)
-        yield from _data_file(f"evaluation set {item.name}:", path, rows)
+        yield from _data_file(where(args, item), path, rows)
     for flag in framework_flags():
         value = getattr(args, flag.dest)
         if flag.type != "hook" or not value:

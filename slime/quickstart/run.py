@@ -52,7 +52,7 @@ def _train(flags: list[str]) -> None:
     script = Path(__file__).resolve().parents[2] / "train.py"
     if not script.exists():
         raise FileNotFoundError(f"{script} is missing: slime quickstart runs from a source checkout (pip install -e .)")
-    print("\n  python train.py " + _wrapped(flags) + "\n", flush=True)
+    print(f"\n  {_python()} train.py {_wrapped(flags)}\n", flush=True)
     process = subprocess.Popen([sys.executable, str(script), *flags])
     try:
         status = process.wait()
@@ -62,6 +62,12 @@ def _train(flags: list[str]) -> None:
         raise
     if status != 0:
         raise RuntimeError(f"train.py ended with status {status}; its message is above")
+
+
+def _python() -> str:
+    """This interpreter as a shell finds it from here, whether its environment is activated or not."""
+    path = os.path.relpath(sys.executable)
+    return sys.executable if path.startswith(os.pardir) else path
 
 
 def _wrapped(flags: list[str]) -> str:

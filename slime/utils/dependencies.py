@@ -1,14 +1,18 @@
 """Check at start that the installed packages are the ones this package was made for.
 
 Invariants: the floors come from the installed metadata of slime itself, so there is one list of them; all misfits are
-named at once, each with the version found and the version needed. A checkout that was never installed has no floors and
-passes. It does not import the packages it checks.
+named at once, each with the version found and the version needed. A checkout that was never installed has no floors:
+there the main packages only have to be present. It does not import the packages it checks.
 """
 
 from __future__ import annotations
 
 import importlib.metadata as metadata
+import sys
 from collections.abc import Callable, Iterable
+
+#: What a run needs in any case, where no metadata says more.
+MAIN_PACKAGES = ["torch", "ray", "megatron-core", "transformers"]
 
 
 def check_dependencies(extra: str = "") -> None:
@@ -17,12 +21,11 @@ def check_dependencies(extra: str = "") -> None:
     Args:
         extra: an extra of the package ("gpu", "agent", "dev") whose requirements are checked too.
     """
-    problems = find_problems(requirements_of_slime(), extra)
+    problems = find_problems(requirements_of_slime() or MAIN_PACKAGES, extra)
     if problems:
         raise RuntimeError(
-            "installed packages do not fit: "
-            + "; ".join(problems)
-            + ". Repair with `make install`, or with `pip install -e .`"
+            f"the packages of {sys.executable} do not fit: {'; '.join(problems)}. Repair with `make install` and "
+            "`source .venv/bin/activate`, or with `pip install -e .`"
         )
 
 

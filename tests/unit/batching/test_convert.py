@@ -94,8 +94,11 @@ def test_raw_reward_override_and_reward_key():
     ]
     data = convert_samples_to_train_data(make_args(reward_key="acc"), samples)
     assert data["raw_reward"] == [9, 0.0] and data["rewards"] == [0.5, -0.5]
-    with pytest.raises(ValueError, match="--reward-key"):
+    with pytest.raises(ValueError, match="--reward-key None; set it to one of the keys"):
         convert_samples_to_train_data(make_args(), samples)
+    numbers = [make_sample(0, reward=1.0), make_sample(1, reward=0.0)]
+    with pytest.raises(ValueError, match="--reward-key acc; a reward is a number without that flag"):
+        convert_samples_to_train_data(make_args(reward_key="acc"), numbers)
 
 
 def test_failed_reward_is_no_number_for_metrics_unless_a_raw_one_stands_beside_it():

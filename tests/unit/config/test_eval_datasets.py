@@ -36,7 +36,7 @@ def test_odd_number_of_values_is_refused(parse, data):
 
 
 def test_missing_file_names_the_set(parse):
-    with pytest.raises(ValueError, match="evaluation set aime: .*nowhere.jsonl: no such file"):
+    with pytest.raises(ValueError, match="--eval-prompt-data: evaluation set aime: .*nowhere.jsonl: no such file"):
         parse("--eval-prompt-data", "aime", "nowhere.jsonl")
 
 
@@ -82,7 +82,9 @@ def test_datasets_may_be_a_list_without_the_eval_key(parse, write, data):
         ("- 1", ValueError, "expected a mapping"),
         ({"eval": 3}, ValueError, "eval must be a mapping"),
         ({"datasets": {}}, ValueError, "no datasets"),
-        ({"defaults": {}}, ValueError, "no datasets"),
+        ({"defaults": {}}, ValueError, "no datasets; the file has defaults"),
+        ({"dataset": [{"name": "a", "path": "p"}]}, ValueError, r"unknown key dataset \(did you mean datasets\?\)"),
+        ({"eval": {"default": {}, "datasets": {"a": {"path": "p"}}}}, ValueError, "did you mean defaults"),
         ({"datasets": [{"path": "p"}]}, ValueError, "needs a name"),
         ({"datasets": "p"}, TypeError, "must be a list or a mapping"),
         (
@@ -191,3 +193,17 @@ def test_media_need_someone_who_looks_at_them(parse, write, data):
     args = parse(*keys, "--custom-generate-function-path", "my.generate")
     assert any("models read text only" in note for note in args.start_notes)
     assert parse(*keys, "--debug-train-only").multimodal_keys == {"image": "images"}
+
+
+def test_a_message_names_the_file_that_the_set_is_in(parse, write):
+    path = write({"datasets": {"a": {"path": "nowhere.jsonl"}}})
+    with pytest.raises(ValueError, match=f"--eval-config {path}: evaluation set a: .*nowhere.jsonl: no such file"):
+        parse("--eval-config", path)
+
+
+def test_a_reward_type_of_a_set_that_a_function_grades_is_said_to_be_left_to_it(parse, write, data):
+    path = write({"datasets": {"a": {"path": data, "rm_type": "math"}}})
+    words = ("--eval-config", path, "--eval-interval", "1")
+    note = "evaluation set a: rm_type math is left to hooks.reward"
+    assert note in parse(*words, "--custom-rm-path", "hooks.reward").start_notes
+    assert not any("is left to" in said for said in parse(*words).start_notes)

@@ -342,12 +342,39 @@ def test_evaluation_without_data_is_a_note(parse):
 def test_flags_that_miss_their_partner_are_said(parse, data):
     words = "--kl-loss-coef 0.1 --max-tokens-per-gpu 64 --mask-offpolicy-in-partial-rollout --eval-prompt-data a"
     args = parse(*words.split(), data)
-    assert said(args, "--kl-loss-coef 0.1 has no effect without --use-kl-loss")
-    assert said(args, "--max-tokens-per-gpu 64 has no effect without --use-dynamic-batch-size")
-    assert said(args, "--mask-offpolicy-in-partial-rollout has no effect without --partial-rollout")
+    assert said(args, "--kl-loss-coef: no effect without --use-kl-loss")
+    assert said(args, "--max-tokens-per-gpu: no effect without --use-dynamic-batch-size")
+    assert said(args, "--mask-offpolicy-in-partial-rollout: no effect without --partial-rollout")
     assert said(args, "evaluation data without --eval-interval: no evaluation")
     args = parse(*"--use-kl-loss --kl-loss-coef 0.1 --use-dynamic-batch-size --max-tokens-per-gpu 64".split())
-    assert not said(args, "has no effect without")
+    assert not said(args, "no effect without")
+
+
+@pytest.mark.parametrize(
+    ("flags", "partner"),
+    [
+        ("--tis-clip 3 --tis-clip-low 0.5", "--use-tis"),
+        ("--custom-tis-function-path hooks.tis", "--use-tis"),
+        ("--opsm-delta 0.1", "--use-opsm"),
+        ("--custom-loss-function-path hooks.loss", "--loss-type custom_loss"),
+        ("--async-save", "--save ckpt"),
+    ],
+)
+def test_flags_of_a_part_that_is_not_asked_for_are_said_to_do_nothing(parse, flags, partner):
+    (note,) = [note for note in parse(*flags.split()).start_notes if "no effect without" in note]
+    named = ", ".join(word for word in flags.split() if word.startswith("--"))
+    assert note.startswith(f"{named}: no effect without {partner.removesuffix(' ckpt')}")
+    assert not said(parse(*flags.split(), *partner.split()), "no effect without")
+
+
+def test_defaults_given_by_hand_need_no_partner(parse):
+    assert not said(parse(*"--kl-loss-coef 0.0 --tis-clip 2.0".split()), "no effect without")
+
+
+def test_a_reward_type_beside_a_reward_function_is_said_to_be_left_to_it(parse, data):
+    both = ("--rm-type", "math", "--custom-rm-path", "hooks.reward")
+    assert said(parse(*both), "--rm-type math is left to the function of --custom-rm-path")
+    assert not said(parse(*both[:2]), "is left to") and not said(parse(*both[2:]), "is left to")
 
 
 def test_sequence_parallel_without_tensor_parallel_is_said(parse):

@@ -39,6 +39,6 @@ def test_flags_of_another_transport_are_said_to_do_nothing(parse):
     flags = ("--update-weight-disk-dir", "weights", "--update-weight-disk-keep-files")
     (note,) = [note for note in parse(*flags).start_notes if "--update-weight" in note]
     assert note == (
-        "without --update-weight-transport disk these have no effect: --update-weight-disk-dir, --update-weight-disk-keep-files"
+        "--update-weight-disk-dir, --update-weight-disk-keep-files: no effect without --update-weight-transport disk"
     )
     assert not any("--update-weight" in note for note in parse(*DISK, *flags).start_notes)

@@ -200,7 +200,7 @@ def test_missing_package_or_server_is_an_error_that_names_the_flag(wandb, parsed
 
 def test_wandb_flags_alone_are_said_to_do_nothing(parsed):
     notes = parsed("--wandb-project", "p", "--wandb-group", "g").start_notes
-    assert "no effect without --use-wandb: --wandb-group, --wandb-project" in notes
+    assert "--wandb-group, --wandb-project: no effect without --use-wandb" in notes
 
 
 def test_offline_run_writes_wandbs_own_files(parsed, tmp_path):

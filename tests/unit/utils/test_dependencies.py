@@ -1,4 +1,5 @@
 import importlib.metadata
+import sys
 
 import pytest
 
@@ -41,13 +42,16 @@ def test_requirements_of_an_extra_count_only_when_asked_for():
 
 def test_the_error_says_how_to_repair(monkeypatch):
     monkeypatch.setattr(dependencies, "requirements_of_slime", lambda: ["no-such-package-here>=1"])
-    with pytest.raises(RuntimeError, match="no-such-package-here is not installed, needed >=1.*make install"):
+    with pytest.raises(RuntimeError, match="no-such-package-here is not installed, needed >=1.*make install.*activate"):
         dependencies.check_dependencies()
 
 
-def test_a_checkout_that_was_never_installed_passes(monkeypatch):
+def test_a_checkout_that_was_never_installed_needs_the_main_packages_only(monkeypatch):
     def not_found(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(dependencies.metadata, "requires", not_found)
     dependencies.check_dependencies()
+    monkeypatch.setattr(dependencies, "MAIN_PACKAGES", ["torch", "no-such-package-here"])
+    with pytest.raises(RuntimeError, match=f"of {sys.executable} do not fit: no-such-package-here is not installed"):
+        dependencies.check_dependencies()
