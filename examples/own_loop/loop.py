@@ -47,6 +47,8 @@ def train(args):
                 sample.reward = reward(args, sample)
             advantages = advantages_of(samples)
             run.train(rollout_id, run.batch(rollout_id, samples, advantages=advantages))
+            if run.save_due(rollout_id):
+                run.save(rollout_id)
             run.update_weights()
             run.end_round(rollout_id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from typing import Any
 
 from slime.config import checkpoint_dirs
@@ -36,7 +37,9 @@ def _report(path: str) -> LedgerReport:
     try:
         state = torch.load(path, weights_only=True)
     except Exception as error:  # torch has no one type for it
-        what = f"{type(error).__name__}: {error!s:.200}"
+        what = type(error).__name__
+        if not isinstance(error, pickle.UnpicklingError):  # that one advises to load any file as code
+            what += f": {error!s:.200}"
         raise ValueError(f"{path} cannot be read; it is damaged or no Data Buffer: {what}") from error
     try:
         return check(state)

@@ -1,6 +1,6 @@
 """Every hook: loaded from each spelling, called with the documented arguments, refused with the expected signature.
 
-`SLIME_CONTRACT_<FLAG>` (for example SLIME_CONTRACT_CUSTOM_RM_PATH=my_rm.py:score) checks a hook of yours in place of the reference.
+`SLIME_CONTRACT_<FLAG>` (for example SLIME_CONTRACT_CUSTOM_RM_PATH=my_rm.py:score) names a hook of yours to be checked as well.
 """
 
 from __future__ import annotations
@@ -105,14 +105,19 @@ def test_every_hook_flag_has_a_row():
     assert flags | {"advantage_estimator"} == set(HOOKS) == set(SPEC)
 
 
+def test_yours_is_found_and_can_be_called():
+    given = {name: path for name, path in os.environ.items() if name.startswith("SLIME_CONTRACT_")}
+    for name, path in given.items():
+        option = name.removeprefix("SLIME_CONTRACT_").lower()
+        assert option in SPEC, f"{name}: no hook has this flag; {', '.join(sorted(SPEC)).upper()} have one"
+        check_path(path, option)
+
+
 @pytest.mark.parametrize("option", SPEC)
 def test_the_documented_signature_is_taken_from_every_spelling_and_any_other_is_refused(option, write):
     signature, _ = SPEC[option]
     usual = option.removeprefix("custom_").removesuffix("_path")
     usual = {"custom_rm_path": "custom_rm", "custom_generate_function_path": "generate"}.get(option, usual)
-    mine = os.environ.get(f"SLIME_CONTRACT_{option.upper()}")
-    if mine:
-        check_path(mine, option)
     methods = "".join(f"    def {name}(self, *_): ...\n" for name in HOOKS[option].methods)
     source = f"class {usual}:\n    def __init__(self, {signature}): ...\n{methods}"
     bodies = (

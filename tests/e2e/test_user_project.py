@@ -119,6 +119,8 @@ def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(c
             "--use-kl-loss",
             "--kl-loss-coef",
             0.01,
+            "--save-interval",
+            2,
         ]
         started.append(launch(flags, address=cluster, script=script))
     outputs = [finish(process) for process in started]
@@ -142,3 +144,5 @@ def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(c
     ):
         assert own.series(metric) == reference.series(metric) and len(own.series(metric)) == 2, metric
     assert max(own.series("train/grad_norm")) > 0
+    for name in ("own", "train"):
+        assert (tmp_path / name / "checkpoints" / "iter_0000001" / "manifest.json").is_file()

@@ -267,6 +267,11 @@ def test_a_ledger_of_a_damaged_or_foreign_file_is_an_error_that_names_it(args, t
     (tmp_path / "cut.pt").write_bytes((tmp_path / "cut.pt").read_bytes()[:1000])
     with pytest.raises(ValueError, match="cut.pt cannot be read; it is damaged or no Data Buffer"):
         ledger_command.run(str(tmp_path / "cut.pt"))
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n')
+    with pytest.raises(
+        ValueError, match="data.jsonl cannot be read; it is damaged or no Data Buffer: UnpicklingError$"
+    ):
+        ledger_command.run(str(tmp_path / "data.jsonl"))
     del state["ledger"]
     torch.save(state, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="other.pt holds no ledger as a Data Buffer writes it: KeyError: 'ledger'"):
