@@ -2,8 +2,8 @@
 
 Invariants: the wandb package is imported only when --use-wandb is given; the API key goes to the settings of `wandb.init` and
 nowhere else; a run that continues in the same run directory continues its W&B run; opening and closing have deadlines, and a
-server that goes away never stops training. Line N of metrics.jsonl is W&B's own step N, so that both know the same moments. It
-does not know what the metrics mean: only that a prefix has a step axis.
+server that goes away never stops training. Line N of metrics.jsonl is W&B's own step N, so that both know the same moments, unless
+somebody else logs into the run. It does not know what the metrics mean: only that a prefix has a step axis.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class WandbAdapter:
             line: its number in metrics.jsonl.
         """
         try:
+            self._skipped = max(self._skipped, self._run.step - line)  # a loop of the user's may log into the run as well
             self._run.log({**data, step_key: step}, step=line + self._skipped, commit=True)
         except Exception as error:
             if not self._has_warned:

@@ -6,6 +6,7 @@ systems without locks are used without. Knows nothing of what is written.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -40,7 +41,8 @@ class RunFolders:
 
 def _folders(args) -> list[tuple[str, str]]:
     disk = args.update_weight_disk_dir if args.update_weight_transport == "disk" else None
-    folders = [("--run-name", args.run_dir), ("--save", args.save), ("--update-weight-disk-dir", disk)]
+    save = None if args.debug_rollout_only or args.num_rollout == 0 else args.save  # those only read what is there
+    folders = [("--run-name", args.run_dir), ("--save", save), ("--update-weight-disk-dir", disk)]
     return [(flag, folder) for flag, folder in folders if folder is not None]
 
 
@@ -55,8 +57,10 @@ def _make(folder: str, flag: str) -> None:
 
 
 def _hold(folder: str, flag: str) -> list[IO]:
-    """The locked file; an empty list where the file system has no locks."""
-    file = open(os.path.join(folder, LOCK_FILE), "a+", encoding="utf-8")  # noqa: SIM115 - open as long as it is held
+    """The locked file; an empty list where the file system has no locks, or the file is another user's own."""
+    file = _opened(os.path.join(folder, LOCK_FILE))
+    if file is None:
+        return []
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -69,7 +73,16 @@ def _hold(folder: str, flag: str) -> list[IO]:
     except OSError:
         file.close()
         return []
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
+    if file.writable():
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
     return [file]
+
+
+def _opened(path: str) -> IO | None:
+    """The file, made if it is not there; one of another user is locked without writing to it. None if that is not allowed."""
+    for mode in ("a+", "r"):
+        with contextlib.suppress(PermissionError):
+            return open(path, mode, encoding="utf-8")
+    return None

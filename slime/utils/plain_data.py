@@ -15,7 +15,7 @@ import hashlib
 import io
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ class Shared:
         self._by_object: dict[int, tuple[Any, Any]] = {}  # the value too, so that its id stays taken
         self._by_content: dict[tuple, Any] = {}
 
-    def once(self, value: Any, convert, content: tuple | None = None) -> Any:
-        """`convert(value)`, called once per object; `content()` names what is in it, when equal ones may be one."""
+    def once(self, value: Any, convert: Callable, content: Callable | None = None) -> Any:
+        """`convert(value)`, called once per object; `content(value)` names what is in it, when equal ones may be one."""
         key = id(value)
         if key not in self._by_object:
-            name = content() if content is not None else None
+            name = content(value) if content is not None else None
             found = self._by_content.get(name) if name is not None else None
             if found is None:
                 found = convert(value)
@@ -49,6 +49,10 @@ class Shared:
                     self._by_content[name] = found
             self._by_object[key] = (value, found)
         return self._by_object[key][1]
+
+
+def _once(shared: Shared | None, value: Any, convert: Callable, content: Callable | None = None) -> Any:
+    return convert(value) if shared is None else shared.once(value, convert, content)
 
 
 def to_plain(value: Any, exact: bool = False, shared: Shared | None = None, key: str = "") -> Any:
@@ -73,29 +77,29 @@ def to_plain(value: Any, exact: bool = False, shared: Shared | None = None, key:
             return list(value)
         items = [to_plain(item, exact, shared, key) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
-    return _from_library(value, exact, shared or Shared(), key)
+    return _from_library(value, exact, shared, key)
 
 
 def _joined(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def _from_library(value: Any, exact: bool, shared: Shared, key: str) -> Any:
+def _from_library(value: Any, exact: bool, shared: Shared | None, key: str) -> Any:
     import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor):
-        return shared.once(value, lambda tensor: tensor.detach().cpu(), functools.partial(_tensor_content, value))
+        return _once(shared, value, lambda tensor: tensor.detach().cpu(), _tensor_content)
     if isinstance(value, np.generic):
         return to_plain(value.item(), exact, shared, key)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        plain = shared.once(value, _plain_array, functools.partial(_array_content, value))
+        plain = _once(shared, value, _plain_array, _array_content)
         return plain if exact else plain[_ARRAY]
     if isinstance(value, np.ndarray):
         items = to_plain(value.tolist(), exact, shared, key)
         return {_ARRAY: items} if exact and value.dtype.kind == "U" else items
     if is_image(value):
-        return shared.once(value, _plain_image, functools.partial(_image_content, value))
+        return _once(shared, value, _plain_image, _image_content)
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, io.BytesIO):
@@ -120,7 +124,7 @@ def from_plain(value: Any, shared: Shared | None = None) -> Any:
     """
     if isinstance(value, dict):
         if (_IMAGE in value and value.keys() <= {_IMAGE, "mode", "size"}) or (len(value) == 1 and _ARRAY in value):
-            return (shared or Shared()).once(value, _restored)
+            return _once(shared, value, _restored)
         return {key: from_plain(item, shared) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         if type(value) is list and set(map(type, value)) <= _PLAIN:

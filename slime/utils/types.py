@@ -85,12 +85,20 @@ class Status(Enum):
     FAILED = "failed"
 
 
-def _status_of(word: str) -> Status:
-    try:
-        return Status(word)
-    except ValueError:
-        known = ", ".join(status.value for status in Status)
-        raise ValueError(f"{word!r} is no status of a sample; expected one of {known}") from None
+class _StatusByWord:
+    """Lets a status be set by its word, as code that fills samples from other programs' answers does.
+
+    Only setting it comes here: `__get__` is left out, so that reading finds the instance's own entry.
+    """
+
+    def __set__(self, sample: Sample, value: Any) -> None:
+        if type(value) is str:
+            try:
+                value = Status(value)
+            except ValueError:
+                known = ", ".join(status.value for status in Status)
+                raise ValueError(f"{value!r} is no status of a sample; expected one of {known}") from None
+        vars(sample)["status"] = value
 
 
 _IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None), Status})
@@ -144,15 +152,6 @@ class Sample:
     token_weight_versions: list[str | None] = field(default_factory=list)
     # Where the response tokens come from, see `slime.utils.provenance`.
     token_spans: list[dict[str, Any]] = field(default_factory=list)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A status may be given by its word, as code that fills samples from other programs' answers does.
-
-        Raises: ValueError for a word that is no status.
-        """
-        if name == "status" and type(value) is str:
-            value = _status_of(value)
-        object.__setattr__(self, name, value)
 
     # ---- serialisation -------------------------------------------------------------------------------------------
 
@@ -349,6 +348,7 @@ class Sample:
         _meta.check_routed_experts(self)
 
 
+Sample.status = _StatusByWord()  # not in the class, where it would be the field's default
 # The public spelling of the nested names; set here so that pickling finds them under the module.
 Sample.Status = Status
 Sample.SpecInfo = SpecInfo

@@ -226,6 +226,7 @@ def test_continued_with_other_sizes_and_a_sample_filter_every_prompt_ends_once(t
     flags += ("--rollout-sample-filter-path", "tests.e2e.hooks.remove_first_group")
     train(*SMALL, *flags, "--num-rollout", 2, name="first")
     others = dict(save=None, update_weight_transport="nccl", update_weight_disk_dir=None)
+    others |= dict(debug_rollout_only=False, num_rollout=4)
     held = RunFolders(SimpleNamespace(run_dir=str(tmp_path / "held"), **others))
     try:
         second = train(*SMALL, *flags, "--num-rollout", 4, name="held", check=False)

@@ -21,7 +21,7 @@ from slime.observability.tracking import Tracker, read_metrics
 
 class FakeRun:
     def __init__(self):
-        self.lines, self.axes, self.is_finished, self.starting_step = [], {}, False, 0
+        self.lines, self.axes, self.is_finished, self.starting_step, self.step = [], {}, False, 0, 0
 
     def define_metric(self, name, step_metric=None):
         self.axes[name] = step_metric

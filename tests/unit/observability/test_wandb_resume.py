@@ -8,6 +8,7 @@ import json
 import threading
 
 import pytest
+import wandb
 
 from slime.observability import wandb_utils
 from slime.observability.tracking import Tracker, read_metrics
@@ -170,3 +171,14 @@ def test_run_goes_on_in_local_files_when_the_server_is_gone(attempt, server, tmp
     assert "going on in local files" in caplog.text and "offline files cannot be rewound" in caplog.text
     assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*-{run_id}"))
     assert ("rollout/step", 1, 11) in shown(read_metrics(tmp_path / "run"))
+
+
+def test_what_a_loop_of_the_users_logs_itself_takes_no_line_of_ours_away(parsed, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with Tracker(parsed("--use-wandb", "--wandb-host", server.url, "--wandb-key", "5" * 40)) as tracker:
+        for rollout_id in range(3):
+            tracker.log({"x": rollout_id}, "rollout/step", rollout_id)
+            wandb.log({"mine": rollout_id})
+    lines = server.runs[(tmp_path / "run" / "wandb_run_id.txt").read_text().strip()]
+    assert [[line[name] for line in lines if name in line] for name in ("x", "mine")] == [[0, 1, 2]] * 2

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.ray import checkpoint
+from slime.ray import checkpoint, run_folders
 from slime.ray.interrupts import uninterrupted
 from slime.ray.run_folders import RunFolders
 
 
-def folders(run_dir, save=None, transport="nccl", disk=None):
-    flags = dict(update_weight_transport=transport, update_weight_disk_dir=disk and str(disk))
+def folders(run_dir, save=None, transport="nccl", disk=None, **flags):
+    flags = dict(update_weight_transport=transport, update_weight_disk_dir=disk and str(disk)) | flags
+    flags = dict(debug_rollout_only=False, num_rollout=3) | flags
     return RunFolders(SimpleNamespace(run_dir=str(run_dir), save=save and str(save), **flags))
 
 
@@ -40,6 +41,29 @@ def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
     first.release()
     folders(tmp_path / "other", tmp_path / "save").release()
     folders(tmp_path / "run", tmp_path / "run").release()  # one place is held once
+
+
+def test_a_run_that_saves_nothing_may_have_the_save_folder_of_a_running_one(tmp_path):
+    first = folders(tmp_path / "run", tmp_path / "save")
+    folders(tmp_path / "evaluation", tmp_path / "save", num_rollout=0).release()
+    folders(tmp_path / "rollouts", tmp_path / "save", debug_rollout_only=True).release()
+    first.release()
+
+
+@pytest.mark.parametrize("forbidden", [("a+",), ("a+", "r")])
+def test_a_folder_where_another_user_made_the_lock_can_be_used(tmp_path, monkeypatch, forbidden):
+    def may_open(path, mode, **options):
+        if mode in forbidden:
+            raise PermissionError(path)
+        return open(path, mode, **options)
+
+    folders(tmp_path).release()
+    monkeypatch.setattr(run_folders, "open", may_open, raising=False)
+    held = folders(tmp_path)
+    if "r" not in forbidden:
+        with pytest.raises(ValueError, match="another run"):
+            folders(tmp_path)
+    held.release()
 
 
 def test_a_failed_save_says_when_the_disk_is_full(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from slime.utils import plain_data
 from slime.utils.plain_data import (
     Shared,
     fields_from_plain,
@@ -125,6 +126,11 @@ def test_equal_values_outside_of_media_stay_apart():
     first, second = (fields_from_plain(fields, Shared()) for fields in torch.load(stream, weights_only=True))
     first["metadata"]["state"][0] = 1
     assert second["metadata"]["state"][0] == 0
+
+
+def test_only_media_are_looked_through_for_equal_ones(monkeypatch):
+    monkeypatch.setattr(plain_data, "_digest", lambda content: pytest.fail("megabytes per sample"))
+    fields_to_plain({"rollout_routed_experts": torch.zeros(1000), "metadata": {"a": numpy.zeros(1000)}}, Shared())
 
 
 def test_a_file_written_before_media_were_shared_is_read():
