@@ -7,6 +7,7 @@ conversation); the same calls of the same round get the same seeds, in whatever 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from typing import Any
 
@@ -22,9 +23,7 @@ class CallSeeds:
 
     def of_call(self, prompt: Any, *who: Any) -> int:
         """The seed of the next call with this prompt (ids or text), on behalf of `who` (parts that identify the draw)."""
-        import orjson
-
-        digest = hashlib.blake2b(orjson.dumps(prompt), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=8).hexdigest()
         key = (*who, digest)
         self._times[key] += 1
         return sampling_seed(self._args, *key, self._times[key])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import uuid
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
@@ -66,9 +67,9 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dic
 
 
 def _reward(sample: Sample, key: str | None) -> Any:
-    """The sample's number, None where the reward failed; sets with plain rewards may stand beside sets with dicts."""
+    """The sample's number, nan where the reward failed; sets with plain rewards may stand beside sets with dicts."""
     if sample.metadata.get("reward_error"):
-        return None
+        return math.nan  # as in the column raw_reward: users' functions may still add up
     return sample.reward[key] if key and isinstance(sample.reward, Mapping) else sample.reward
 
 

@@ -64,11 +64,11 @@ def test_list_form_generate_is_called_per_prompt(engine, make_args, dataset):
     assert len(evaluate(args)["set"]["samples"]) == 6
 
 
-def test_a_failing_reward_is_none_and_the_eval_key_wins(engine, make_args, dataset):
+def test_a_failing_reward_is_nan_which_can_be_rounded_and_the_eval_key_wins(engine, make_args, dataset):
     args = make_args(engine, eval_datasets=[dataset(custom_rm_path="stub_rm.raises_on_index_1")])
-    assert evaluate(args)["set"]["rewards"] == [1.0, None, 1.0, 1.0, 1.0, 1.0]
+    assert [str(round(reward, 1)) for reward in evaluate(args)["set"]["rewards"]] == ["1.0", "nan", *["1.0"] * 4]
     args = make_args(engine, eval_datasets=[dataset(custom_rm_path="stub_rm.dict_or_none")], eval_reward_key="len")
-    assert evaluate(args)["set"]["rewards"] == [3, 3, None, None, 3, 3]
+    assert [str(reward) for reward in evaluate(args)["set"]["rewards"]] == ["3", "3", "nan", "nan", "3", "3"]
 
 
 def test_failed_rewards_of_an_evaluation_are_counted(engine, make_args, dataset):

@@ -1,7 +1,10 @@
 """Every engine call of a custom generate function draws numbers of its own, the same ones when the round is repeated."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from slime.rollout.call_seeds import CallSeeds
 from slime.rollout.data_source import create_data_source
 from slime.rollout.sglang_rollout import generate_rollout
 
@@ -53,3 +56,8 @@ def test_conversations_side_by_side_are_conversations_of_their_own(engine, seeds
     prompt = asked[0][0]
     assert all(sample.tokens == [*prompt, *sample.tokens[len(prompt) :]] for sample in samples)
     assert all(sum(sample.loss_mask) == sample.response_length for sample in samples)
+
+
+def test_everything_that_can_be_posted_has_a_seed():
+    seeds = CallSeeds(SimpleNamespace(rollout_seed=1))
+    assert len({seeds.of_call(prompt) for prompt in ([1, 2], "half \ud800", ["a", "b"], None, None)}) == 5
