@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.rollout.base_types import leaves_of
 from slime.rollout.data_ledger import DataLedger
-from slime.rollout.round_end import is_finished, prepare_for_buffer
+from slime.rollout.round_end import is_aborted, prepare_for_buffer
 from slime.rollout.sample_state import decode_group, duplicate_group, encode_group
 from slime.utils.types import Sample
 
@@ -130,11 +130,11 @@ class LedgeredSource(DataSource):
     def _fitted(self, groups: list[Group], state: dict[str, Any]) -> list[Group]:
         """Groups of a checkpoint as the flags want them now.
 
-        Without --partial-rollout unfinished ones start again from their prompt. With another --n-samples-per-prompt all of the
-        former size do; those that were kept to be trained once more are dropped then, as aged out.
+        Without --partial-rollout those that were cut short start again from their prompt. With another --n-samples-per-prompt all of
+        the former size do; those that were kept to be trained once more are dropped then, as aged out.
         """
         if not self.args.partial_rollout:
-            groups = [g if is_finished(g) else prepare_for_buffer(g, 0, restart=True) for g in groups]
+            groups = [prepare_for_buffer(g, 0, restart=True) if is_aborted(g) else g for g in groups]
         size = self.args.n_samples_per_prompt
         former = state.get("group_size", size)  # absent: written before there was this entry
         outgrown = [group for group in groups if former != size and len(group) == former]

@@ -213,6 +213,24 @@ def test_fb_t08_partials_of_a_checkpoint_are_continued_only_with_partial_rollout
     assert lengths == {"p0": [1, 1] if partial else [0, 0], "p1": [1, 1]}
 
 
+def test_what_a_user_class_gave_its_samples_is_there_again_after_a_restart(args):
+    class Source:
+        def get_samples(self, num_samples):
+            return [[Sample(prompt="p", tokens=[1, 2], response="known", response_length=1, reward=0.5)]]
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            self.get_samples = lambda num_samples: []
+
+    source, again = adapt_class(args(), Source), adapt_class(args(), Source)
+    source.get_samples(1)
+    again.load_state_dict(source.state_dict())
+    sample = again.get_samples(1)[0][0]
+    assert (sample.response, sample.response_length, sample.tokens, sample.reward) == ("known", 1, [1, 2], 0.5)
+
+
 def test_other_prompts_of_the_same_number_are_said(args, make_args, write_rows, tmp_path, caplog):
     source = RolloutDataSourceWithBuffer(args())
     source.get_samples(2)
