@@ -110,10 +110,12 @@ def check_engine_prompt(sample: Sample, meta_info: dict[str, Any]) -> None:
 
 def fill_prompt(state: GenerateState, sample: Sample) -> None:
     """Give a sample without a response its prompt ids, and those of its media's train inputs that it lacks."""
-    if sample.multimodal_inputs and state.processor is None:
+    kinds = (sample.multimodal_inputs or {}).values()  # None or [] where a row has none of them
+    if state.processor is None and any(items is not None and len(items) for items in kinds):
         raise ValueError(
             f"sample {sample.index} has media (--multimodal-keys), but --hf-checkpoint {state.args.hf_checkpoint} has no processor "
-            "that reads them, or one that needs a package that is not installed; give a model folder with one, or a --custom-generate-function-path that looks at them"
+            "that reads them, or one that needs a package that is not installed; give a model folder with one, or a "
+            "--custom-generate-function-path that looks at them"
         )
     if sample.multimodal_inputs and _sampled_media_token(state, sample):
         logger.warning(

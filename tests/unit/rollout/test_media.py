@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import pickle
 from types import SimpleNamespace
 
@@ -122,6 +123,18 @@ def test_media_for_a_model_without_a_processor_are_refused(engine, media_args):
     with pytest.raises(ValueError, match="has media .*has no processor that reads them"):
         generate_rollout(args, 0, RolloutDataSourceWithBuffer(args))
     assert not engine.requests
+
+
+def test_rows_of_a_users_class_without_any_media_need_no_processor(engine, make_args):
+    class Rows(RolloutDataSourceWithBuffer):
+        def get_samples(self, num_samples):
+            groups = super().get_samples(num_samples)
+            for sample in itertools.chain.from_iterable(groups):
+                sample.multimodal_inputs = {"images": None, "videos": []}
+            return groups
+
+    args = make_args(engine)
+    assert len(generate_rollout(args, 0, Rows(args)).samples) == args.rollout_batch_size
 
 
 def test_samples_with_media_are_asked_for_one_by_one(engine, media_args, with_processor):
