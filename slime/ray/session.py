@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slime.config import checkpoint_dirs
 from slime.observability.console import Console
@@ -20,6 +20,7 @@ from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
+from slime.ray.round_report import RoundReport, add_seconds, merged, timed
 from slime.ray.run_folders import RunFolders
 from slime.ray.slot_turns import SlotTurns
 from slime.ray.trainer import Trainer
@@ -43,14 +44,6 @@ class Generation:
     reference: object
     started_at: float
     batch: list | None = None
-
-
-@dataclass
-class RoundReport:
-    """What the console says about a round when it ends."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Session:
@@ -239,8 +232,7 @@ class Session:
         Raises: ValueError for samples that cannot be trained on, or a column that does not fit them.
         """
         seconds = time.monotonic() - self._own_round_began
-        for totals in (self._report.seconds, self.totals):
-            totals["generate"] = totals.get("generate", 0.0) + seconds
+        add_seconds("generate", seconds, self._report.seconds, self.totals)
         call = self._manager.batch.remote(rollout_id, samples, columns, seconds)
         batch, metrics = wait_for(call, f"conversion of round {rollout_id}", deadline_s=600)
         self._log(metrics, "rollout/step", rollout_id)
@@ -430,7 +422,8 @@ class Session:
     # --- reporting -------------------------------------------------------------------------------------------------------------
 
     def _timed(self, phase: str, rollout_id: int | None):
-        return _PhaseTimer(self, phase, rollout_id)
+        self.console.begin(phase, rollout_id)
+        return timed(phase, self._report.seconds, self.totals)
 
     def _poll_progress(self):
         self._check_engines_now_and_then()
@@ -460,31 +453,3 @@ class Session:
         if metrics:
             self.tracker.log(metrics, step_key, step)
             self._report.metrics |= metrics
-
-
-def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
-    """(metrics by step, metrics of the round) of what ranks and roles reported; of equal names the last one's count."""
-    steps: dict[int, dict[str, float]] = {}
-    rollout: dict[str, float] = {}
-    for report in reports:
-        rollout |= report.get("rollout", {})
-        for step, metrics in report.get("steps", {}).items():
-            steps.setdefault(step, {}).update(metrics)
-    return steps, rollout
-
-
-class _PhaseTimer:
-    """Adds the wall time of a phase to the round's report and to the run's totals."""
-
-    def __init__(self, session: Session, phase: str, rollout_id: int | None):
-        self._session, self._phase, self._rollout_id = session, phase, rollout_id
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-        self._session.console.begin(self._phase, self._rollout_id)
-
-    def __exit__(self, *_) -> None:
-        elapsed = time.monotonic() - self._started
-        session = self._session
-        session._report.seconds[self._phase] = session._report.seconds.get(self._phase, 0.0) + elapsed
-        session.totals[self._phase] = session.totals.get(self._phase, 0.0) + elapsed

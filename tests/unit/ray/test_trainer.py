@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime.ray import trainer as trainer_module
-from slime.ray.session import merged
+from slime.ray.round_report import merged
 from slime.ray.trainer import Trainer, stages_of_round
 
 CRITIC, ACTOR, SCORES = [("critic", "train")], [("actor", "train")], [("actor", "score")]
