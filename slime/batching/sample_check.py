@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,17 @@ MAX_LOG_PROB = 1e-3
 """A log-probability may exceed 0 by rounding, not by more."""
 
 
-PLAIN_TYPES = {operator.index: {int}, float: {int, float}}
+def whole(value: Any) -> int:
+    """A token id of any number type; arrays that grew from empty ones hold 5.0 for 5."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        if isinstance(value, Real) and float(value).is_integer():
+            return int(value)
+        raise
+
+
+PLAIN_TYPES = {whole: {int}, float: {int, float}}
 """Of values that need no look at each: what turns them into numbers -> their types."""
 
 
@@ -71,7 +81,7 @@ def _check_values(sample: Any, vocab_size: int | None, uses_log_probs: bool) -> 
     """Arguments and errors as of `check_samples`."""
     length = sample.response_length
     prompt_length = len(sample.tokens) - length
-    tokens = _numbers(sample, sample.tokens, operator.index, prompt_length, "token id that is no whole number")
+    tokens = _numbers(sample, sample.tokens, whole, prompt_length, "token id that is no whole number")
     limit = np.iinfo(np.int64).max if vocab_size is None else vocab_size
     _fail_at(sample, (tokens < 0) | (tokens >= limit), prompt_length, tokens, f"token id outside [0, {vocab_size})")
     mask = np.ones(length, bool) if sample.loss_mask is None else np.asarray(sample.loss_mask, dtype=bool)
@@ -109,18 +119,19 @@ def _check_prompt(sample: Any) -> None:
 
 def _numbers(sample: Any, values: Sequence, convert: Callable, offset: int, what: str) -> np.ndarray:
     """The values as whole numbers or floats; ValueError at the first that `convert` refuses."""
-    dtype = np.int64 if convert is operator.index else np.float64
+    dtype = np.int64 if convert is whole else np.float64
     if set(map(type, values)) <= PLAIN_TYPES[convert]:
         try:
             return np.fromiter(values, dtype, len(values))
         except OverflowError:
             return np.asarray(values, dtype=object)
+    numbers = []
     for place, value in enumerate(values):
         try:
-            convert(value)
+            numbers.append(convert(value))
         except (TypeError, ValueError):
             _fail_at(sample, np.arange(len(values)) == place, offset, [repr(value) for value in values], what)
-    return np.asarray([convert(value) for value in values], dtype=object if dtype is np.int64 else dtype)
+    return np.asarray(numbers, dtype=object if dtype is np.int64 else dtype)
 
 
 def check_alignment(sample: Any) -> None:

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from slime.batching.sample_check import check_samples
@@ -141,6 +142,15 @@ def test_one_wrong_sample_among_good_ones_is_found():
     samples[1].index, samples[1].tokens[-1] = 41, 100
     with pytest.raises(ValueError, match=r"sample 41 .*token id outside \[0, 100\)"):
         check_samples(samples, vocab_size=100)
+
+
+@pytest.mark.parametrize("make", [lambda ids: ids * 1.0, lambda ids: list(ids * np.float32(1)), list, tuple])
+def test_ids_of_any_number_type_are_taken(make):
+    sample = Sample(tokens=make(np.arange(5)), response_length=2)
+    sample.make_plain()
+    check_samples([sample], vocab_size=5)
+    with pytest.raises(ValueError, match=r"token id outside \[0, 4\)"):
+        check_samples([sample], vocab_size=4)
 
 
 def test_a_response_without_its_prompt_is_an_error_and_not_another_samples_log_prob():
