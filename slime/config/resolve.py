@@ -8,6 +8,7 @@ Everything that was assumed is said in ``args.start_notes``. It knows no torch a
 from __future__ import annotations
 
 import argparse
+import datetime
 import glob
 import importlib.util
 import os
@@ -276,7 +277,8 @@ def run_folder(run: Run) -> None:
     args = run.args
     if args.run_name is None:
         stem = os.path.basename(split_slice(args.prompt_data)[0]) if args.prompt_data else "run"
-        args.run_name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.path.splitext(stem)[0]}"
+        now = datetime.datetime.now()  # to the microsecond: the runs of a sweep start together
+        args.run_name = f"{now:%Y%m%d-%H%M%S-%f}-{os.path.splitext(stem)[0]}"
     if os.path.basename(args.run_name) != args.run_name or args.run_name in ("", ".", ".."):
         raise UserError(f"--run-name {args.run_name or '(empty)'}: a name, not a path (--output-dir gives the folder)")
     args.run_dir = os.path.join(args.output_dir, args.run_name)

@@ -283,6 +283,9 @@ class TestRunFolder:
         assert args.run_name.endswith("-train")
         assert args.run_dir == str(tmp_path / "outputs" / args.run_name)
 
+    def test_runs_that_start_in_the_same_second_have_folders_of_their_own(self, parse):
+        assert len({parse().run_name for _ in range(4)}) == 4
+
     def test_slice_is_no_part_of_the_name(self, parse, data):
         assert parse("--prompt-data", data + "@[0:1]").run_name.endswith("-train")
 
