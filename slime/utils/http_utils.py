@@ -1,8 +1,9 @@
 """HTTP client of the rollout side, and probing of hosts and ports.
 
 Invariants: only failures that a later attempt can cure are repeated (no connection, a router that lost its engine, 429,
-502, 503), within a budget of attempts and a deadline, after as long as the server asks for; any other status but success raises
-at once with the body. What is sent never goes to another server than the one that was named. System proxies are never used. One session per event loop. Knows no endpoint.
+502, 503), within a budget of attempts and a deadline, after as long as the server asks for; any other status but success
+raises at once with the body. What is sent never goes to another server than the one that was named. System proxies are
+never used. One session per event loop. Knows no endpoint.
 """
 
 from __future__ import annotations

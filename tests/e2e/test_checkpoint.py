@@ -128,6 +128,15 @@ def check_ledger_command(folder: Path, capsys) -> None:
     assert "epoch 0 row 1: handed out, then lost" in capsys.readouterr().out
 
 
+def shown_in_tensorboard(folder: Path) -> dict[str, list[int]]:
+    """The steps of each curve, as TensorBoard's own reader finds them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
 def killed_and_continued(cluster, workspace, tmp_path, kills, *more) -> None:
     """Run 16 rounds with filter, over-sampling and partial rollout through the kills, then check the ledger."""
     flags = command(
@@ -158,6 +167,8 @@ def killed_and_continued(cluster, workspace, tmp_path, kills, *more) -> None:
         trained.update({sample["group_index"]: int(sample["label"]) for sample in samples}.values())
     check_ledger(final_state(tmp_path), trained)
     metrics = read_metrics(tmp_path / "run")
+    for tag, steps in shown_in_tensorboard(tmp_path / "run").items():
+        assert steps == [line["step"] for line in metrics if tag in line], tag
     assert [line["step"] for line in metrics if line["step_key"] == "train/step"] == list(range(16))
     versions = [line["rollout/weight_version"] for line in metrics if "rollout/weight_version" in line]
     assert versions == sorted(versions)

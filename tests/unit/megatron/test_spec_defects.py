@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from slime.backends.megatron_utils.hook_results import check_same_count
 from slime.backends.megatron_utils.loss import add_step_sums
 from slime.utils.tiny_model import make_tiny_model
 from tests.unit.megatron.megatron_helpers import make_shard
@@ -99,6 +100,18 @@ def test_step_sums_may_be_any_list_of_numbers(monkeypatch, sums):
     assert data["tis_step_sums"] == tuple(float(value) for value in sums)
     add_step_sums(tis_of(monkeypatch, lambda args: None), [], others := {})
     assert others == {}
+
+
+def test_step_sums_of_another_length_on_another_rank_are_an_error(monkeypatch):
+    def with_other_rank(counts, op, group):
+        assert op == torch.distributed.ReduceOp.MAX
+        counts.copy_(torch.maximum(counts, torch.tensor([3, -3])))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", with_other_rank)
+    args = tis_of(monkeypatch, lambda args: None)
+    check_same_count(args, 3, None)
+    with pytest.raises(ValueError, match="has step_sums that returned 2 to 3 numbers; .*of one length on every rank"):
+        check_same_count(args, 2, None)
 
 
 class TestShippedCorrections:

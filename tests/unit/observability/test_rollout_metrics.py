@@ -178,7 +178,10 @@ def test_throughput_over_time_and_slots():
 
 def test_time_in_tools_is_taken_off_the_longest_sample():
     samples = [make_sample(length=30, non_generation_time=1.0), make_sample(length=10, non_generation_time=0.2)]
+    samples[0].loss_mask = [1] * 6 + [0] * 24  # so the other one has more trained tokens
     metrics = compute_rollout_metrics(make_args(), samples, 4.0)
+    assert metrics["perf/longest_effective_sample_non_generation_time"] == 0.2
+    assert metrics["perf/longest_effective_sample_tokens_per_sec_without_non_generation"] == 10 / 3.8
     assert metrics["perf/longest_sample_non_generation_time"] == 1.0
     assert metrics["perf/longest_sample_tokens_per_sec_without_non_generation"] == 10
     assert metrics["perf/non_generation_time/max"] == 1.0
@@ -247,7 +250,12 @@ def test_multi_turn_lengths_and_clip_ratio():
     assert metrics["multi_turn/raw_response_length/response_length_clip_ratio"] == pytest.approx(2 / 3)
     assert metrics["multi_turn/wo_obs_response_length/response_length_max"] == 10
     assert metrics["multi_turn/wo_obs_response_length/response_length_min"] == 4
-    assert metrics["multi_turn/multi_turn_metric/round_number_mean"] == 2
+    assert with_prefix(metrics, "multi_turn/multi_turn_metric/round_number_") == {
+        f"multi_turn/multi_turn_metric/round_number_{name}": value
+        for name, value in (("mean", 2), ("max", 3), ("min", 1))
+    }
+    assert metrics["multi_turn/raw_response_length/response_length_mean"] == pytest.approx(25 / 3)
+    assert metrics["multi_turn/wo_obs_response_length/response_length_mean"] == pytest.approx(19 / 3)
 
 
 def test_eval_reports_mean_truncation_and_pass_rates_per_data_set():
