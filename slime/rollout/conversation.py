@@ -63,7 +63,7 @@ class Recorder:
     def __init__(self, args, sampling_params: dict[str, Any], evaluation: bool, owners: list[Sample]) -> None:
         self.args, self.sampling_params, self.evaluation = args, sampling_params, evaluation
         self.sample_indices = [sample.index for sample in owners]
-        self._template_kwargs = dict(owners[0].apply_chat_template_kwargs)
+        self._template_kwargs = owners[0].apply_chat_template_kwargs  # None where a user's code gives none
         self.chains: list[Chain] = []
         self.posted: list[tuple[dict, dict]] = []
         self._seeds = CallSeeds(args)

@@ -4,6 +4,7 @@ from fake_engine import reply
 from tiny_tokenizer import CHATML, GLM, build
 
 from slime.rollout import generate_single
+from slime.rollout.conversation import Recorder
 from slime.rollout.data_source import create_data_source
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.async_utils import run
@@ -122,6 +123,11 @@ def test_options_of_the_template_reach_every_turn(engine, chat_args, tmp_path):
     sample = one_group(chat_args("two_turns", apply_chat_template_kwargs={"mark": "!"}, **options))[0]
     said = tokenizer.decode(sample.tokens)
     assert "<|im_start|>user!\nhi" in said and "<|im_start|>tool!\nresult 0" in said
+
+
+def test_samples_of_users_may_come_without_options_of_the_template(engine, make_args):
+    recorder = Recorder(make_args(engine), {}, False, [Sample(index=0, apply_chat_template_kwargs=None)])
+    assert recorder.open_chain(MESSAGES, None)[0].prompt_ids
 
 
 @pytest.mark.parametrize("hook", ["copied_conversations", "rebuilt_in_order"])
