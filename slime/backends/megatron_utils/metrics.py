@@ -85,6 +85,8 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     data = _with_measured_kl(args, data)
     real = real_samples(data)
     raw_rewards = [reward_number(reward, args.reward_key) for reward in data.get("raw_reward") or []]
+    if args.loss_type == "sft_loss" and not any(raw_rewards):  # rows of SFT have no reward, their samples hold a 0
+        raw_rewards = [None] * len(raw_rewards)
     own_rewards = _of_own_samples(data, raw_rewards)
     judged = [i for i in real if own_rewards is None or own_rewards[i] is not None]
     means = {name: (total, "tokens") for name, total in _token_totals(args, data).items()}

@@ -18,6 +18,7 @@ def make_args(**changes):
         calculate_per_token_loss=False,
         use_rollout_logprobs=False,
         kl_loss_type="k1",
+        loss_type="policy_loss",
         reward_key=None,
         log_correct_samples=True,
         share_prompts=True,
@@ -54,6 +55,13 @@ def test_tokens_count_by_rollout_and_samples_plainly():
     assert {key: report[f"rollout/{key}"] for key in plain} == plain
     assert report["rollout/raw_reward"] == pytest.approx(10 / 3)
     assert "rollout/partition" not in report and "rollout/kl" not in report
+
+
+def test_zeros_that_stand_for_the_rewards_of_sft_rows_are_not_reported():
+    args = make_args(loss_type="sft_loss")
+    report = rollout_metrics(args, make_data(raw_reward=[0, 0, 0], rewards=[0.0, 0.0]))
+    assert not {"rollout/raw_reward", "rollout/rewards"} & set(report) and report["rollout/response_lengths"] == 2.0
+    assert rollout_metrics(args, make_data())["rollout/raw_reward"] == pytest.approx(10 / 3)
 
 
 def test_tokens_count_alike_with_the_per_token_loss():
