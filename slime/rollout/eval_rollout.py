@@ -76,7 +76,7 @@ def _reward(sample: Sample, key: str | None) -> Any:
 def read_eval_sets(args) -> None:
     """Read all of `args.eval_datasets` now, so that a row that cannot be used ends a run at its start.
 
-    Raises: ValueError naming the file and the line, or the set that is too small.
+    Raises: ValueError naming the set, the file and the line, or that the set is too small.
     """
     state = GenerateState(args)
     for config in args.eval_datasets:
@@ -178,7 +178,10 @@ def _load_prompts(args, state: GenerateState, dataset_cfg) -> PromptSet:
     fmt = eval_row_format(args, dataset_cfg)
     key = repr((dataset_cfg.name, dataset_cfg.path, args.hf_checkpoint, fmt))
     if key not in _prompt_sets:
-        prompts = PromptSet(dataset_cfg.path, fmt, state.tokenizer, state.processor, args.num_data_workers)
+        try:
+            prompts = PromptSet(dataset_cfg.path, fmt, state.tokenizer, state.processor, args.num_data_workers)
+        except ValueError as error:
+            raise ValueError(f"evaluation set {dataset_cfg.name}: {error}") from error
         count, least = len(prompts) * dataset_cfg.n_samples_per_eval_prompt, dataset_cfg.min_eval_samples
         if least is not None and count < least:
             raise ValueError(f"evaluation set {dataset_cfg.name}: {count} samples, min_eval_samples is {least}")

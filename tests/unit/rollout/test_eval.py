@@ -126,7 +126,7 @@ def test_sets_are_read_at_the_start_and_bad_ones_named(engine, make_args, datase
     from slime.rollout.eval_rollout import read_eval_sets
 
     path = write_rows([{"input": "a"}, {"question": "b"}], "bad.jsonl")
-    with pytest.raises(ValueError, match="bad.jsonl:2: no key 'input'"):
+    with pytest.raises(ValueError, match="evaluation set bad: .*bad.jsonl:2: no key 'input'"):
         read_eval_sets(make_args(engine, eval_datasets=[dataset(), dataset(name="bad", path=path)]))
     with pytest.raises(ValueError, match="evaluation set small: 6 samples, min_eval_samples is 7"):
         read_eval_sets(make_args(engine, eval_datasets=[dataset(name="small", min_eval_samples=7)]))
