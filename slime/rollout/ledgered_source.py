@@ -154,7 +154,8 @@ class LedgeredSource(DataSource):
         return fitted
 
     def _started_again(self, sample: Sample, size: int) -> Group | None:
-        if self.ledger.waiting[sample.group_index]["reuse"]:
+        entry = self.ledger.waiting.get(sample.group_index)  # None: a subclass put it into the buffer itself
+        if entry is not None and entry["reuse"]:
             self.ledger.settle(sample.group_index, "aged_out")
             return None
         first = sample.duplicate()

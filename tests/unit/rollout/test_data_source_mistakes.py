@@ -199,6 +199,13 @@ def test_another_number_of_samples_per_prompt_starts_unfinished_groups_again(arg
     assert check(again.state_dict()).problems == []
 
 
+def test_another_number_of_samples_takes_groups_that_a_subclass_put_into_the_buffer_itself(args, tmp_path):
+    source = RolloutDataSourceWithBuffer(args())
+    source.buffer.append([Sample(prompt="mine"), Sample(prompt="mine")])
+    again = resumed(source, args(n_samples_per_prompt=3), tmp_path)
+    assert [sample.prompt for sample in again.get_samples(1)[0]] == ["mine"] * 3
+
+
 @pytest.mark.parametrize("partial", [True, False])
 def test_fb_t08_partials_of_a_checkpoint_are_continued_only_with_partial_rollout(args, tmp_path, partial):
     source = RolloutDataSourceWithBuffer(args(partial_rollout=True))
