@@ -275,10 +275,18 @@ async def generate_single(
         if chain.segments:
             chain.segments[-1].meta_info = {**chain.segments[-1].meta_info, "finish_reason": {"type": "length"}}
         return ""
+    output = await _ask(args, chain, tokens, within_budget(params, budget, 0))
+    text = _record(GenerateState(args).tokenizer, chain, context, output)
+    chain.messages = [*messages, {"role": "assistant", "content": text}]
+    return text
+
+
+async def _ask(args, chain: Chain, tokens: list[int], params: dict[str, Any]) -> dict[str, Any]:
+    """The engine's answer to the chain's ids; calls that are made meanwhile begin conversations of their own."""
     payload = {
         "rid": uuid.uuid4().hex,
         "input_ids": tokens,
-        "sampling_params": within_budget(params, budget, 0),
+        "sampling_params": params,
         "return_logprob": True,
     }
     if args.use_rollout_routing_replay:
@@ -289,12 +297,9 @@ async def generate_single(
     chain.is_busy = True
     try:
         with observed_posts(None):
-            output = await post(get_model_url(args), payload)
+            return await post(get_model_url(args), payload)
     finally:
         chain.is_busy = False
-    text = _record(GenerateState(args).tokenizer, chain, context, output)
-    chain.messages = [*messages, {"role": "assistant", "content": text}]
-    return text
 
 
 def _record(tokenizer, chain: Chain, context: Segment | None, output: dict[str, Any]) -> str:
