@@ -151,17 +151,21 @@ def parse_raw(
     return argparse.Namespace(**values), set(from_file) | set(vars(given)), notes
 
 
-def parse_args(argv: list[str] | None = None, add_custom_arguments: AddArguments | None = None) -> argparse.Namespace:
+def parse_args(
+    argv: list[str] | AddArguments | None = None, add_custom_arguments: AddArguments | None = None
+) -> argparse.Namespace:
     """Parse, derive and check the arguments of a run.
 
     Args:
-        argv: words after the program name; None reads the real command line.
+        argv: words after the program name; None reads the real command line. A function here is `add_custom_arguments`.
         add_custom_arguments: called with the parser before the framework's flags are added.
     Returns: the namespace that every process of the run gets; ``args.start_notes`` says what was assumed.
     Raises: UserError (a ValueError) for a mistake in the arguments, when argv is given.
     """
     from slime.config.resolve import resolve
 
+    if callable(argv):
+        argv, add_custom_arguments = None, argv
     words = sys.argv[1:] if argv is None else list(argv)
     if "--help" in words or "-h" in words or "--help-all" in words:
         print(render_help(everything="--help-all" in words, parser=_help_parser(add_custom_arguments)))

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slime.algorithms.passk import pass_at_k
+
 REPETITION_WINDOW = 10_000  # characters; shorter responses are never called repetitive
 REPETITION_RATIO = 10.0
 
@@ -64,3 +66,31 @@ def has_repetition(text: str) -> bool:
         return False
     tail = text[-REPETITION_WINDOW:].encode("utf-8", errors="replace")
     return len(tail) / len(zlib.compress(tail, 9)) > REPETITION_RATIO
+
+
+# ---- for users' log functions ------------------------------------------------------------------------------------------
+
+
+def compute_statistics(values: Iterable[float]) -> dict[str, float]:
+    """Return {"mean", "median", "max", "min"} of the values."""
+    return {name.removeprefix("/"): value for name, value in describe("", values).items()}
+
+
+def dict_add_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Return `metrics` with `prefix` before each name."""
+    return add_prefix(prefix, metrics)
+
+
+def compute_pass_rate(
+    flat_rewards: Sequence[float], group_size: int, num_groups: int | None = None
+) -> dict[str, float]:
+    """Return {"pass@1": ..., "pass@2": ...} of rewards that lie group after group; a reward of 1 is a pass."""
+    return pass_at_k([flat_rewards[i : i + group_size] for i in range(0, len(flat_rewards), group_size)])
+
+
+def compute_rollout_step(args, rollout_id: int) -> int:
+    """Return the step under which a log function records a round: its number.
+
+    Where `--wandb-always-use-train-step` shows rounds elsewhere, the tracker does so.
+    """
+    return rollout_id

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from slime.utils.misc import SingletonMeta
+
 
 class Timers:
     """Seconds by name. Example: `with timers("train"): ...`, then `tracker.log(timers.pop_metrics(), ...)`."""
@@ -58,3 +60,38 @@ def step_time_metrics(wait_s: float, train_s: float) -> dict[str, float]:
     step_s = wait_s + train_s
     ratio = wait_s / step_s if step_s > 0 else 0.0
     return {"perf/train_wait_time": wait_s, "perf/step_time": step_s, "perf/wait_time_ratio": ratio}
+
+
+# ---- for users' functions ----------------------------------------------------------------------------------------------
+
+
+class Timer(Timers, metaclass=SingletonMeta):
+    """The timers of this process that users' functions start; they are reported with the round."""
+
+    end = Timers.stop
+
+
+def timer(name_or_function: str | Callable):
+    """`with timer("judge"): ...`, `@timer("judge")`, or `@timer` under the function's name: adds to `perf/judge_time`."""
+    if callable(name_or_function):
+        return _timed(name_or_function.__name__)(name_or_function)
+    return _timed(name_or_function)
+
+
+@contextmanager
+def _timed(name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        Timer().add(name, time.perf_counter() - began)
+
+
+@contextmanager
+def inverse_timer(name: str) -> Iterator[None]:
+    """Stop the running timer `name` for the block."""
+    Timer().stop(name)
+    try:
+        yield
+    finally:
+        Timer().start(name)

@@ -159,6 +159,10 @@ def _use_own_token() -> None:
     path = os.environ.get("RAY_AUTH_TOKEN_PATH", os.path.expanduser("~/.ray/auth_token"))
     if "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(path):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if "ray" in sys.modules:  # a script that imports it before us: it has read its environment
+            from ray._raylet import Config
+
+            Config.initialize("")
 
 
 def bind_host() -> str:

@@ -134,3 +134,29 @@ def _address_key(address: str) -> tuple:
         return (0, *(int(part) for part in socket.gethostbyname(address).split(".")))
     except (OSError, ValueError):
         return (1, *(ord(character) for character in address))
+
+
+# ---- for loops written in the field's style, see slime.ray.loop_handles -------------------------------------------------
+
+
+def create_placement_groups(args) -> dict:
+    """The run of `args` by role ("actor", "critic", "rollout"); its slots are reserved when it starts."""
+    from slime.ray.loop_handles import Run
+
+    return dict.fromkeys(("actor", "critic", "rollout"), Run(args))
+
+
+def create_rollout_manager(args, pg, **_options) -> tuple:
+    """Start the run. Returns (handle of the rollout side, rounds of an epoch, None where `--num-rollout` drives the run)."""
+    from slime.ray.loop_handles import RolloutHandle
+
+    pg.start()
+    return RolloutHandle(pg), pg.session.num_rollout_per_epoch
+
+
+def create_training_models(args, pgs: dict, rollout_manager, **_options) -> tuple:
+    """(handle of the actor, of the critic or None). `args.start_rollout_id` and `args.num_rollout` say which rounds are left."""
+    from slime.ray.loop_handles import TrainHandle
+
+    run = pgs["actor"]
+    return TrainHandle(run, "actor"), TrainHandle(run, "critic") if args.use_critic else None

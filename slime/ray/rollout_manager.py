@@ -237,6 +237,7 @@ class RolloutManager:
             save_rollout_dump(self._args.save_debug_rollout_data, name, samples)
 
     def _rollout_metrics(self, rollout_id: int, samples: list, extra: dict, seconds: float) -> dict[str, float]:
+        from slime.observability.logging_utils import take_logged
         from slime.observability.rollout_metrics import compute_rollout_metrics
 
         args = self._args
@@ -244,8 +245,8 @@ class RolloutManager:
             return {}
         if args.custom_rollout_log_function_path:
             if call_hook(args, "custom_rollout_log_function_path", rollout_id, args, samples, extra, seconds):
-                return {}
-        return compute_rollout_metrics(args, samples, seconds, extra)
+                return take_logged()
+        return compute_rollout_metrics(args, samples, seconds, extra) | take_logged()
 
     def _shards(self, samples: list, args, columns: dict[str, list] | None = None) -> tuple[list[Box], set[int]]:
         """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step)."""
@@ -304,6 +305,7 @@ class RolloutManager:
 
     def eval(self, rollout_id: int, step: int) -> dict[str, float]:
         """Evaluate on every held-out set; the dump is named ``eval_<step>``. Returns metrics."""
+        from slime.observability.logging_utils import take_logged
         from slime.observability.rollout_metrics import compute_eval_metrics
 
         args = self._args
@@ -314,8 +316,8 @@ class RolloutManager:
         extra = output.metrics or {}
         if args.custom_eval_rollout_log_function_path:
             if call_hook(args, "custom_eval_rollout_log_function_path", rollout_id, args, output.data, extra):
-                return {}
-        return compute_eval_metrics(args, output.data, extra)
+                return take_logged()
+        return compute_eval_metrics(args, output.data, extra) | take_logged()
 
     def held_out_shards(self) -> dict[str, list[Box]]:
         """For each evaluation set of an SFT run, one boxed shard per data-parallel rank."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from slime.config import checkpoint_dirs
 from slime.observability.console import Console
+from slime.observability.logging_utils import set_writer
 from slime.observability.mismatch_alarm import MismatchAlarm
 from slime.observability.timer import step_time_metrics
 from slime.observability.tracking import BEFORE_TRAINING, Tracker
@@ -65,7 +66,7 @@ class Session:
             )
         self.num_rollout = self.start_rollout_id = 0
         self.totals: dict[str, float] = {}  # seconds and tokens per phase, for the closing table
-        self._num_rollout_per_epoch: int | None = None
+        self.num_rollout_per_epoch: int | None = None
         self._weight_version = -1
         self._resumed: checkpoint_dirs.Checkpoint | None = None
         self._engine_urls: list[str] = []
@@ -85,6 +86,7 @@ class Session:
     def __enter__(self) -> Session:
         self._folders = RunFolders(self.args)
         self.tracker, self.console = Tracker(self.args), Console()
+        set_writer(self.tracker.log)
         try:
             self.console.start(self.args.start_notes, self.args.run_dir)
             self._start()
@@ -121,7 +123,7 @@ class Session:
         if info["routers"]:
             args.sglang_router_ip, args.sglang_router_port = info["routers"]["default"]
         self.num_rollout = args.num_rollout = self.console.num_rounds = info["num_rollout"]
-        self._num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
+        self.num_rollout_per_epoch, self._engine_urls = info["num_rollout_per_epoch"], info["engine_urls"]
         self._turns = SlotTurns(args, self._manager, self._trainer)
         self._turns.release_engines()  # the trainer is built in the memory that engines will have later
         if self._trainer is not None:
@@ -164,6 +166,7 @@ class Session:
             ray.shutdown()
         self._manager = self._trainer = None
         self.console.stop_live()
+        set_writer(None)
         self.tracker.close()
         self._folders.release()
 
@@ -405,14 +408,14 @@ class Session:
         return BEFORE_TRAINING if is_first_of_two and not self._has_begun else rollout_id
 
     def eval_due(self, rollout_id: int) -> bool:
-        return should_run_periodic_action(rollout_id, self.args.eval_interval, self._num_rollout_per_epoch)
+        return should_run_periodic_action(rollout_id, self.args.eval_interval, self.num_rollout_per_epoch)
 
     def save_due(self, rollout_id: int) -> bool:
         """Every ``--save-interval`` rounds, at the end of an epoch, and after the last round."""
         if self.args.save is None or self._trainer is None:
             return False
         return rollout_id == self.num_rollout - 1 or should_run_periodic_action(
-            rollout_id, self.args.save_interval, self._num_rollout_per_epoch
+            rollout_id, self.args.save_interval, self.num_rollout_per_epoch
         )
 
     def sync_due(self, rollout_id: int) -> bool:

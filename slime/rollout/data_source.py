@@ -87,7 +87,7 @@ class RolloutDataSource(LedgeredSource):
 
     def _new_group(self, prompt: Sample, epoch: int | None, row: int | None) -> list[Sample]:
         group = prompt.duplicates(self.args.n_samples_per_prompt)
-        in_memory = row is not None and isinstance(self.dataset, PromptSet)
+        in_memory = row is not None and isinstance(self.dataset, PromptSet) and self.dataset.keeps_order
         for sample in group:
             sample.group_index, sample.index = self.sample_group_index, self._next_index()
             sample.data_row = row if in_memory else None

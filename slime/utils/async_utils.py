@@ -84,6 +84,21 @@ def run(coro: Coroutine[Any, Any, Any]) -> Any:
     return _result_on(loop, coro)
 
 
+class AsyncLoopThread:
+    """The background loop as an object, for code that holds one: `get_async_loop().run(coro)`."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return get_background_loop()
+
+    def run(self, coro: Coroutine[Any, Any, Any]) -> Any:
+        return run(coro)
+
+
+def get_async_loop() -> AsyncLoopThread:
+    return AsyncLoopThread()
+
+
 def finish(result: Any) -> Any:
     """What a user's function gave back; an awaitable is awaited first, wherever this is called from.
 

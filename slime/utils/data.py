@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import logging
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -206,6 +207,8 @@ class PromptSet:
     `num_too_long` counts the dropped ones; `sample(n)` returns the next n (wrapping around).
     """
 
+    keeps_order = True  # so that a checkpoint may hold a prompt by its number
+
     def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> None:
         samples = list(iter_samples(path, fmt, tokenizer, processor, num_workers))
         num_rows = len(samples)
@@ -242,6 +245,39 @@ class PromptSet:
         picked = [self.samples[(self._position + i) % len(self)] for i in range(num_samples)]
         self._position = (self._position + num_samples) % len(self)
         return picked
+
+
+class Dataset(PromptSet):
+    """The prompts of a file with an order of their own, for data sources that users write; the arguments are `RowFormat`'s."""
+
+    def __init__(
+        self,
+        path: str,
+        tokenizer,
+        processor=None,
+        max_length: int | None = None,
+        *,
+        prompt_key: str = "text",
+        label_key: str | None = None,
+        seed: int = 42,
+        **row_format: Any,
+    ) -> None:
+        fmt = RowFormat(input_key=prompt_key, label_key=label_key, max_prompt_len=max_length, strict=True, **row_format)
+        super().__init__(path, fmt, tokenizer, processor)
+        self.keeps_order = False
+        self.origin_samples, self.seed, self.epoch_id = self.samples, seed, -1
+
+    def shuffle(self, new_epoch_id: int) -> None:
+        """Put `samples` into the order of the epoch; the same epoch has the same order."""
+        if new_epoch_id != self.epoch_id:
+            self.samples = list(self.origin_samples)
+            random.Random(self.seed + new_epoch_id).shuffle(self.samples)
+            self.epoch_id = new_epoch_id
+
+
+def read_file(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a prompt file, of the slice that the path may name."""
+    return (row for _, row in read_rows(path))
 
 
 def prompt_token_count(sample: Sample, tokenizer, processor=None) -> int:

@@ -274,6 +274,25 @@ def find_free_port(host: str = "127.0.0.1", candidates: range | None = None) -> 
         return held.port
 
 
+def is_port_available(port: int) -> bool:
+    """Whether a server could listen on this port of all addresses."""
+    try:
+        HeldPort("", range(port, port + 1)).release()
+        return True
+    except RuntimeError:
+        return False
+
+
+def find_available_port(base_port: int) -> int:
+    """The first port from `base_port` on that is free on all addresses, for a server of one's own."""
+    return find_free_port("", range(base_port, 65536))
+
+
+def get_host_info() -> tuple[str, str]:
+    """(name, address) of this machine, as others reach it."""
+    return socket.gethostname(), get_host_ip()
+
+
 def is_port_open(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether something accepts connections there."""
     try:

@@ -178,6 +178,11 @@ def _within_limits(part: dict):
     return image.resize((max(1, round_(image.width * scale)), max(1, round_(image.height * scale))))
 
 
+def process_vision_info(prompt: list[dict], processor=None) -> dict[str, list | None]:
+    """The images and videos of a message list, for code that fills `multimodal_inputs` itself."""
+    return extract_media(prompt) or {"images": None, "videos": None}
+
+
 def build_processor_kwargs(multimodal_inputs: dict | None) -> dict[str, Any]:
     """Keyword arguments of a processor call for these media."""
     kwargs = {key: value for key, value in (multimodal_inputs or {}).items() if value is not None}

@@ -349,6 +349,10 @@ class Sample:
 
 
 Sample.status = _StatusByWord()  # not in the class, where it would be the field's default
+
+#: The columns of a round as the trainer holds them: per-sample lists by name.
+RolloutBatch = dict[str, Any]
+
 # The public spelling of the nested names; set here so that pickling finds them under the module.
 Sample.Status = Status
 Sample.SpecInfo = SpecInfo

@@ -12,7 +12,7 @@ from slime.rollout.sglang_rollout import generate, generate_rollout
 from slime.utils.types import Sample
 
 NAMES = {
-    "slime.utils.types": ["Sample"],
+    "slime.utils.types": ["Sample", "RolloutBatch"],
     "slime.rollout.base_types": ["RolloutFnTrainOutput", "RolloutFnEvalOutput", "call_rollout_fn"],
     "slime.rollout.sglang_rollout": [
         "generate_rollout", "GenerateState", "generate", "generate_and_rm", "generate_and_rm_group", "get_model_url",
@@ -26,11 +26,45 @@ NAMES = {
     "slime.rollout.sglang_streaming_rollout": ["generate_streaming"],
     "slime.rollout.fully_async_rollout": ["generate_rollout_fully_async"],
     "slime.rollout.sleep_rollout": ["sleep"],
-    "slime.utils.http_utils": ["post", "get"],
-    "slime.utils.async_utils": ["run"],
-    "slime.utils.misc": ["load_function", "SingletonMeta"],
+    "slime.utils.http_utils": [
+        "post", "get", "init_http_client", "find_available_port", "is_port_available", "get_host_info",
+    ],
+    "slime.utils.async_utils": ["run", "get_async_loop", "AsyncLoopThread"],
+    "slime.utils.misc": ["load_function", "SingletonMeta", "Box", "group_by", "should_run_periodic_action"],
+    "slime.utils.data": ["Dataset", "read_file"],
+    "slime.utils.arguments": ["parse_args"],
+    "slime.utils.eval_config": ["EvalDatasetConfig"],
+    "slime.utils.ppo_utils": [
+        "calculate_log_probs_and_entropy", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl", "compute_log_probs",
+        "compute_opsm_mask", "compute_policy_loss", "get_advantages_and_returns", "get_advantages_and_returns_batch",
+        "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns",
+    ],
+    "slime.utils.memory_utils": ["clear_memory", "print_memory", "available_memory"],
+    "slime.utils.external_utils.command_utils": ["exec_command", "execute_train", "convert_checkpoint", "create_run_id"],
+    **{
+        f"slime.{package}.{module}": names
+        for package in ("utils", "observability")
+        for module, names in {
+            "metric_utils": [
+                "compute_statistics", "compute_rollout_step", "compute_pass_rate", "has_repetition", "dict_add_prefix",
+            ],
+            "logging_utils": ["configure_logger", "log", "init_tracking", "finish_tracking"],
+            "timer": ["Timer", "timer", "inverse_timer"],
+        }.items()
+    },
+    "slime.utils.tracking_utils": ["log", "init_tracking", "finish_tracking"],
+    "slime.utils.trace_utils": ["trace_span", "trace_event", "trace_function", "bind_trace"],
+    "slime.backends.megatron_utils.cp_utils": [
+        "get_sum_of_sample_mean", "all_gather_with_cp", "slice_log_prob_with_cp",
+    ],
+    "slime.backends.megatron_utils.loss": [
+        "get_log_probs_and_entropy", "policy_loss_function", "sft_loss_function", "vanilla_tis_function", "icepop_function",
+    ],
+    "slime.backends.megatron_utils.model_provider": ["get_model_provider_func"],
+    "slime.ray.placement_group": ["create_placement_groups", "create_rollout_manager", "create_training_models"],
     "slime.utils.processing_utils": [
         "load_tokenizer", "load_processor", "build_processor_kwargs", "encode_image_for_rollout_engine",
+        "process_vision_info",
     ],
     "slime.rollout": ["generate_single"],
     "slime.rollout.rm_hub": ["async_rm", "batched_async_rm"],

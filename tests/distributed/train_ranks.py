@@ -52,7 +52,9 @@ normalised_mis.step_sums = lambda args: mis_function.step_sums(with_normalisatio
 
 
 def whole_stream_loss(args, batch, logits, reducer):
-    """A loss of all tokens and of columns: policy gradient of the responses, likelihood of the prompts."""
+    """A loss of all tokens and of columns: policy gradient of the responses, likelihood of the prompts, the policy loss."""
+    from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, policy_loss_function
+
     flat = batch["packed_tokens"][0]
     table = logits[0].log_softmax(-1)
     likelihoods = table[:-1].gather(1, flat[1:, None])[:, 0]
@@ -65,7 +67,16 @@ def whole_stream_loss(args, batch, logits, reducer):
         told = told - own[: total - 1 - response].mean()
         start += total
     assert int(batch["packed_seq_params"].cu_seqlens_q[len(batch["tokens"])]) == start
-    return reducer(torch.cat(losses)) + told, {"told": told}
+    policy, _ = policy_loss_function(args, batch, logits, reducer)
+    _, found = get_log_probs_and_entropy(
+        logits,
+        args=args,
+        unconcat_tokens=batch["unconcat_tokens"],
+        total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+    )
+    assert torch.allclose(torch.cat(found["log_probs"]), -torch.cat(losses) / torch.cat(batch["advantages"]), atol=1e-4)
+    return reducer(torch.cat(losses)) + told + policy, {"told": told, "policy": policy}
 
 
 def kept_tokens() -> dict:

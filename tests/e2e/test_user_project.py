@@ -94,6 +94,9 @@ def test_every_hook_of_a_project_is_called_at_its_time(train, workspace, project
         ["generate", 0, 3],
     ):
         assert event in seen, event
+    longest, mean = run.series("own/length/max"), run.series("own/length/mean")
+    assert mean == run.series("rollout/response_len/mean") and longest == run.series("rollout/response_len/max")
+    assert min(run.series("perf/own_filter_time")) > 0
     assert run.series("eval/own_set") == [0.5] and min(run.series("train/grad_norm")) > 0
     assert (
         all(ratio > 0 for ratio in run.series("train/own_tis"))
@@ -101,11 +104,11 @@ def test_every_hook_of_a_project_is_called_at_its_time(train, workspace, project
     )
 
 
-def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(cluster, workspace, tmp_path):
-    """examples/own_loop/loop.py against train.py with its reward as the hook, side by side."""
+def test_loops_of_ones_own_train_on_the_same_samples_and_numbers_as_train_py(cluster, workspace, tmp_path):
+    """examples/own_loop/loop.py, and one on handles, against train.py with its reward as the hook, side by side."""
     loop = REPO / "examples" / "own_loop" / "loop.py"
     started = []
-    for name, script in (("own", loop), ("train", "train.py")):
+    for name, script in (("own", loop), ("handles", PROJECT / "loop.py"), ("train", "train.py")):
         flags = [
             *base_flags(workspace, tmp_path, name),
             *SMALL,
@@ -124,16 +127,18 @@ def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(c
         ]
         started.append(launch(flags, address=cluster, script=script))
     outputs = [finish(process) for process in started]
-    assert [process.returncode for process in started] == [0, 0], "".join(output[-3000:] for output in outputs)
-    own, reference = (Run(0, "", tmp_path / name) for name in ("own", "train"))
+    assert [process.returncode for process in started] == [0, 0, 0], "".join(output[-3000:] for output in outputs)
+    own, handles, reference = (Run(0, "", tmp_path / name) for name in ("own", "handles", "train"))
     import torch
 
     for rollout_id in (0, 1):
-        ours, theirs = (
-            torch.load(tmp_path / name / f"{rollout_id}.pt", weights_only=True)["samples"] for name in ("own", "train")
+        ours, handled, theirs = (
+            torch.load(tmp_path / name / f"{rollout_id}.pt", weights_only=True)["samples"]
+            for name in ("own", "handles", "train")
         )
         for column in ("tokens", "reward", "rollout_log_probs", "weight_versions", "group_index", "index"):
-            assert [sample[column] for sample in ours] == [sample[column] for sample in theirs], column
+            expected = [sample[column] for sample in theirs]
+            assert [sample[column] for sample in ours] == expected == [sample[column] for sample in handled], column
     for metric in (
         "train/loss",
         "train/grad_norm",
@@ -143,6 +148,11 @@ def test_a_loop_of_ones_own_trains_on_the_same_samples_and_numbers_as_train_py(c
         "data/trained",
     ):
         assert own.series(metric) == reference.series(metric) and len(own.series(metric)) == 2, metric
+        assert handles.series(metric) == reference.series(metric), metric
+    written = [set(line) for line in handles.metrics("rollout/step")]
+    assert handles.series("loop/rounds") == [1, 2] and set().union(*written) > set().union(
+        *map(set, reference.metrics("rollout/step"))
+    )
     assert max(own.series("train/grad_norm")) > 0
     for name in ("own", "train"):
         assert (tmp_path / name / "checkpoints" / "iter_0000001" / "manifest.json").is_file()

@@ -201,6 +201,7 @@ class MegatronActor:
         on the others {}.
         """
         from slime.backends.megatron_utils import performance
+        from slime.observability.logging_utils import take_logged
 
         assert not self.offload.is_asleep, "training a sleeping rank"
         with self._timers("train"):
@@ -212,6 +213,7 @@ class MegatronActor:
             self._update_reference(rollout_id)
             self._dump(rollout_id, data)
         rollout.update(performance.metrics(self.args, self.role, data, self._read_tokens, self._timers))
+        rollout.update(take_logged())
         gives = self.role.with_value_head and self._is_last_stage
         self.columns = _on_cpu({"values": data["values"]}) if gives else {}
         return {"steps": steps, "rollout": rollout} if self.is_main_rank else {}

@@ -150,6 +150,11 @@ def model(args, pre_process: bool, post_process: bool, vp_stage: int | None = No
     module = call_hook(args, MODEL, pre_process=pre_process, post_process=post_process, **optional)
     if not isinstance(module, torch.nn.Module):
         raise wrong(MODEL, path, f"returned a {type(module).__name__}")
+    if any(type(part).__name__ == "DotProductAttention" for part in module.modules()):
+        raise wrong(
+            MODEL, path, "built attention that cannot read several samples in one stream: Megatron's local layer spec has it; take "
+            "slime.backends.megatron_utils.layer_spec.decoder_spec(config, vp_stage), or Transformer Engine's spec on a GPU"
+        )  # fmt: skip
     if post_process and not hasattr(module, "output_layer"):
         raise wrong(MODEL, path, f"returned a {type(module).__name__} without output_layer")
     return module

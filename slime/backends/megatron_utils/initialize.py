@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from datetime import timedelta
 
-from slime.backends.megatron_utils import cpu_compat
+from slime.backends.megatron_utils import cpu_compat, megatron_globals
 from slime.utils import device
 
 
@@ -27,6 +27,7 @@ def initialize(args, rank: int, world_size: int, master_addr: str, master_port: 
         torch.use_deterministic_algorithms(True)
     device.set_local_device(rank % args.actor_num_gpus_per_node)
     cpu_compat.install()
+    megatron_globals.offer(args)
     _join(args, rank, world_size, master_addr, master_port)
     _build_groups(args)
     seed_everything(args)

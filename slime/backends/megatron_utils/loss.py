@@ -1,4 +1,4 @@
-"""The loss of one micro-batch: `loss_function(args, batch, data, logits) -> LossOutput`, by `--loss-type`.
+"""The loss of one micro-batch: `loss_function_for(args, role)(args, batch, data, logits) -> LossOutput`, by `--loss-type`.
 
 The numbers follow `slime.algorithms.reduce`: a loss is the plain sum S of its micro-batch; `scale_for_megatron` makes
 the final gradient independent of how a step was cut into micro-batches and ranks. Metrics are sums with the same
@@ -14,15 +14,20 @@ import torch
 from slime.algorithms import kl as kl_module
 from slime.algorithms import off_policy, policy_loss
 from slime.algorithms.numeric import non_finite_rows
+from slime.algorithms.off_policy_hooks import icepop_function, vanilla_tis_function
 from slime.algorithms.reduce import make_reducer, num_tokens
 from slime.algorithms.sft_loss import sft_loss
 from slime.algorithms.value_loss import value_loss
 from slime.backends.megatron_utils import hook_results
 from slime.backends.megatron_utils.context_parallel import whole_responses, whole_stream
-from slime.backends.megatron_utils.data import MicroBatch
+from slime.backends.megatron_utils.data import MicroBatch, pack
 from slime.backends.megatron_utils.log_probs import response_log_probs
-from slime.backends.megatron_utils.packed_sequences import PackedBatchParams
 from slime.utils import device
+
+#: What users' code finds here; the off-policy functions are those that --custom-tis-function-path may name.
+__all__ = [
+    "get_log_probs_and_entropy", "icepop_function", "policy_loss_function", "sft_loss_function", "vanilla_tis_function",
+]  # fmt: skip
 
 STEP_SUMS = "tis_step_sums"
 """Key of what `add_step_sums` leaves in the data for the micro-batches of the step."""
@@ -59,8 +64,12 @@ def pg_reducer_for(args, batch: MicroBatch, masks: list[torch.Tensor], default):
     return hook_results.reducer(args, list(batch.total_lengths), list(batch.response_lengths), masks)
 
 
-def policy_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
-    """Policy gradient with everything the flags add: dual clip, GSPO, CISPO, OPSM, TIS, entropy bonus, KL loss."""
+def policy_gradient(args, batch: MicroBatch, data: dict, logits: torch.Tensor, reducer=None) -> LossOutput:
+    """Policy gradient with everything the flags add: dual clip, GSPO, CISPO, OPSM, TIS, entropy bonus, KL loss.
+
+    Args:
+        reducer: in place of the one of the flags.
+    """
     entropy_grad = args.entropy_coef != 0
     log_probs, entropy = response_log_probs(args, logits, batch, data, with_entropy=True, entropy_grad=entropy_grad)
     rows = list(log_probs.split(batch.response_lengths))
@@ -77,7 +86,7 @@ def policy_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tens
         eps_clip_high=args.eps_clip_high,
         eps_clip_c=args.eps_clip_c,
     )
-    reducer = reducer_for(args, batch, data)
+    reducer = reducer or reducer_for(args, batch, data)
     metrics: dict[str, torch.Tensor] = {}
     pg_tokens = pg.loss
     if args.use_opsm:
@@ -174,14 +183,14 @@ def _kl_to_reference(args, batch, data, log_probs, old_rows) -> torch.Tensor:
     return kl_module.approx_kl(log_probs, reference, args.kl_loss_type, log_ratio)
 
 
-def sft_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
+def likelihood(args, batch: MicroBatch, data: dict, logits: torch.Tensor, reducer=None) -> LossOutput:
     """Negative log-likelihood of the unmasked response tokens; the sampler's top-p record plays no part."""
     log_probs, _ = response_log_probs(args, logits, batch, data, with_entropy=False, entropy_grad=False, replay=False)
-    loss = sft_loss(log_probs, reducer_for(args, batch, data))
+    loss = sft_loss(log_probs, reducer or reducer_for(args, batch, data))
     return LossOutput(loss, {"loss": loss.detach()}, log_probs.detach())
 
 
-def value_loss_function(args, batch: MicroBatch, data: dict, outputs: torch.Tensor) -> LossOutput:
+def value_regression(args, batch: MicroBatch, data: dict, outputs: torch.Tensor) -> LossOutput:
     """Clipped regression of the critic's values on the returns; no temperature."""
     values = whole_responses(outputs[0, :, 0], batch.own, sum(batch.response_lengths))
     tokens, clipped = value_loss(values, batch.flat(data, "values"), batch.flat(data, "returns"), args.value_clip)
@@ -190,20 +199,30 @@ def value_loss_function(args, batch: MicroBatch, data: dict, outputs: torch.Tens
     return LossOutput(loss, {"value_loss": loss.detach(), "value_clipfrac": reducer(clipped).detach()})
 
 
-def custom_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
+class LossBatch(dict):
+    """What a custom loss sees of a micro-batch: columns by name, as lists of one entry per sample.
+
+    Also `tokens` (and `unconcat_tokens`, the same), `packed_tokens` [1, T], `packed_seq_params`, `total_lengths` and
+    `response_lengths`. `micro_batch` and `data` are for the losses that a custom one may build on.
+    """
+
+    def __init__(self, columns: dict, micro_batch: MicroBatch, data: dict):
+        super().__init__(columns)
+        self.micro_batch, self.data = micro_batch, data
+
+
+def custom_loss(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
     """Call `--custom-loss-function-path` as (args, batch, logits, reducer) -> (loss, {name: tensor}).
 
-    `logits` are those of the whole stream, [1, T, V / tp]; `batch` is a dict of this micro-batch's columns. Context ranks
-    put their parts together for it, so it sees the same on each of them.
+    `logits` are those of the whole stream, [1, T, V / tp]; `batch` is a LossBatch. Context ranks put their parts together for
+    it, so it sees the same on each of them.
     """
     tokens = [t.to(batch.tokens.device) for t in batch.column(data, "tokens")]
-    stream, packed = batch.tokens, batch.packed
+    stream, packed, whole = batch.tokens, batch.packed, batch
     if batch.own is not None:
         logits = whole_stream(logits, batch.total_lengths, packed.part)
-        stream, packed = (
-            torch.cat(tokens)[None],
-            PackedBatchParams.from_lengths(list(batch.total_lengths), stream.device),
-        )
+        whole = pack(tokens, batch.response_lengths, batch.indices, 1, logits.device)
+        stream, packed = whole.tokens, whole.packed
     columns = {
         key: batch.column(data, key)
         for key, value in data.items()
@@ -211,23 +230,72 @@ def custom_loss_function(args, batch: MicroBatch, data: dict, logits: torch.Tens
     }
     columns.update(
         tokens=tokens,
+        unconcat_tokens=tokens,
         packed_tokens=stream,
         packed_seq_params=packed,
         total_lengths=list(batch.total_lengths),
         response_lengths=list(batch.response_lengths),
     )
-    loss, metrics = hook_results.loss(args, columns, logits, reducer_for(args, batch, data))
+    own = LossBatch(columns, whole, data)
+    loss, metrics = hook_results.loss(args, own, logits, reducer_for(args, batch, data))
     return LossOutput(loss, metrics)
+
+
+def policy_loss_function(args, batch: LossBatch, logits: torch.Tensor, sum_of_sample_mean) -> tuple:
+    """The policy loss of the flags, for a custom loss that adds to it; arguments and results are those of a custom loss."""
+    return _built_in(policy_gradient, args, batch, logits, sum_of_sample_mean)
+
+
+def sft_loss_function(args, batch: LossBatch, logits: torch.Tensor, sum_of_sample_mean) -> tuple:
+    """The negative log-likelihood, likewise."""
+    return _built_in(likelihood, args, batch, logits, sum_of_sample_mean)
+
+
+def _built_in(function, args, batch: LossBatch, logits: torch.Tensor, reducer) -> tuple[torch.Tensor, dict]:
+    rows = logits.index_select(1, batch.micro_batch.rows)
+    output = function(args, batch.micro_batch, batch.data, rows, reducer)
+    return output.loss, output.metrics
+
+
+def get_log_probs_and_entropy(
+    logits: torch.Tensor,
+    *,
+    args,
+    unconcat_tokens: list[torch.Tensor],
+    total_lengths: list[int],
+    response_lengths: list[int],
+    with_entropy: bool = False,
+    **_layout,
+) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
+    """Log-probs of the response tokens, for custom losses and advantages that compute them from the stream's logits.
+
+    Args:
+        logits: [1, T, V / tp] of all samples, one after another. The other arguments: of the samples, as a custom loss gets them.
+        with_entropy: entropies too, with gradient.
+
+    Returns:
+        (an empty tensor, {"log_probs": [L_i] of each sample, "entropy": the same if asked for}).
+    """
+    whole = pack(
+        [t.to(logits.device) for t in unconcat_tokens], response_lengths, range(len(total_lengths)), 1, logits.device
+    )
+    rows = logits.index_select(1, whole.rows)
+    wanted = {"with_entropy": with_entropy, "entropy_grad": with_entropy, "replay": False}
+    log_probs, entropy = response_log_probs(args, rows, whole, {}, **wanted)
+    columns = {"log_probs": list(log_probs.split(list(response_lengths)))}
+    if entropy is not None:
+        columns["entropy"] = list(entropy.split(list(response_lengths)))
+    return logits.new_empty(0), columns
 
 
 def loss_function_for(args, role: str):
     """Return the loss function of `--loss-type` (the critic always has the value loss)."""
     if role == "critic":
-        return value_loss_function
+        return value_regression
     functions = {
-        "policy_loss": policy_loss_function,
-        "sft_loss": sft_loss_function,
-        "custom_loss": custom_loss_function,
+        "policy_loss": policy_gradient,
+        "sft_loss": likelihood,
+        "custom_loss": custom_loss,
     }
     if args.loss_type not in functions:
         raise ValueError(f"--loss-type {args.loss_type!r} is unknown; choose one of {', '.join(functions)}")

@@ -81,6 +81,19 @@ def gpt_model(args, pre_process: bool, post_process: bool, vp_stage: int | None 
     )
 
 
+def get_model_provider_func(args, role: str = "actor"):
+    """Return the built-in `provider(pre_process, post_process, vp_stage=None)`, for a user's that changes its model.
+
+    Whatever the role: what a critic has in place of the output layer is put there afterwards.
+    """
+
+    def provider(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None):
+        resolve_architecture(args)
+        return gpt_model(args, pre_process, post_process, vp_stage)
+
+    return provider
+
+
 class _RowChooser:
     """Forward pre-hook of the output layer: keep the rows asked for."""
 

@@ -92,7 +92,8 @@ def passes(args, role: TrainRole, old: str, reuses_forward: bool) -> list[Pass]:
     """
     if role.with_value_head:
         return [VALUES]
-    if args.loss_type != "policy_loss":
+    uses_advantages = args.loss_type == "custom_loss" and args.compute_advantages_and_returns
+    if args.loss_type != "policy_loss" and not uses_advantages:
         return []
     planned = [Pass(frozen.tag, f"{frozen.tag}_") for frozen in frozen_roles(args, role)]
     recomputes = not args.use_rollout_logprobs or args.get_mismatch_metrics

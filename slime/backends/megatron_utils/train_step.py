@@ -54,7 +54,7 @@ class StepRunner:
         self.loss_function = losses.loss_function_for(args, role)
         # Megatron moves them with the gradients, before anyone knows whether the step is taken.
         self._expert_biases = [b for chunk in model for name, b in chunk.named_buffers() if "expert_bias" in name]
-        self._reads_whole_stream = self.loss_function is losses.custom_loss_function
+        self._reads_whole_stream = self.loss_function is losses.custom_loss
 
     def run(
         self, rollout_id: int, step_id: int, batches: list[MicroBatch], data: dict, global_batch_size: int

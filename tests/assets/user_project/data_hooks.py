@@ -7,6 +7,9 @@ from events import note
 
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.utils import logging_utils
+from slime.utils.metric_utils import compute_rollout_step, compute_statistics, dict_add_prefix
+from slime.utils.timer import timer
 from slime.utils.types import Sample
 
 
@@ -28,6 +31,7 @@ def pop_shortest(args, rollout_id, buffer: list[list[Sample]], num_samples: int)
     return samples
 
 
+@timer("own_filter")
 def check_spread(args, samples: list[Sample], **kwargs):
     rewards = [sample.get_reward_value(args) for sample in samples]
     note(args, "dynamic_filter", samples[0].group_index)
@@ -66,6 +70,9 @@ def reward_post_process(args, samples: list[Sample], **kwargs):
 
 def log_rollout(rollout_id, args, samples, rollout_extra_metrics, rollout_time):
     note(args, "log", rollout_id, len(samples), rollout_time > 0)
+    lengths = compute_statistics([sample.effective_response_length for sample in samples])
+    metrics = dict_add_prefix(lengths, "own/length/") | {"rollout/step": compute_rollout_step(args, rollout_id)}
+    logging_utils.log(args, metrics, step_key="rollout/step")
     return False
 
 

@@ -17,6 +17,12 @@ def test_old_import_path_is_the_same_function():
     assert old_import_path is parse_args
 
 
+def test_callers_flags_may_come_first_as_in_existing_scripts(monkeypatch, make_model, data):
+    words = ["--own-flag", "3", "--hf-checkpoint", make_model(), "--prompt-data", data, "--num-rollout", "1"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert parse_args(lambda parser: parser.add_argument("--own-flag", type=int)).own_flag == 3
+
+
 def test_unknown_flag_fails_with_the_nearest_match():
     with pytest.raises(UserError, match=r"--rollout-batchsize \(did you mean --rollout-batch-size\?\)"):
         parse_raw(["--rollout-batchsize", "4"])

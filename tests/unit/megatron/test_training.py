@@ -319,3 +319,94 @@ def test_a_bare_file_names_its_hook_and_a_wrong_path_ends_the_start(model_dir, t
     wrong = train_args(model_dir, custom_tis_function_path=f"{file}:nothing")
     with pytest.raises(ValueError, match="--custom-tis-function-path.*has no 'nothing'.*loss_function"):
         start(wrong)
+
+
+LOSSES = """
+import torch
+from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, policy_loss_function
+from slime.utils.ppo_utils import compute_policy_loss
+
+def built_in(args, batch, logits, sum_of_sample_mean):
+    return policy_loss_function(args, batch, logits, sum_of_sample_mean)
+
+def by_hand(args, batch, logits, sum_of_sample_mean):
+    lengths = batch["total_lengths"], batch["response_lengths"]
+    _, found = get_log_probs_and_entropy(
+        logits, args=args, unconcat_tokens=batch["unconcat_tokens"], total_lengths=lengths[0], response_lengths=lengths[1],
+        with_entropy=True,
+    )
+    ppo_kl = torch.cat(batch["log_probs"]) - torch.cat(found["log_probs"])
+    pg_loss, clipfrac = compute_policy_loss(ppo_kl, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high)
+    own = get_sum_of_sample_mean(*lengths, batch["loss_masks"], args.calculate_per_token_loss)
+    assert torch.equal(own(pg_loss), sum_of_sample_mean(pg_loss))
+    entropy_loss = own(torch.cat(found["entropy"]))
+    loss = own(pg_loss) - args.entropy_coef * entropy_loss
+    return loss, {"loss": loss, "pg_clipfrac": own(clipfrac), "entropy_loss": entropy_loss}
+"""
+
+
+@pytest.mark.parametrize("loss", ["built_in", "by_hand"])
+def test_a_custom_loss_made_of_the_public_functions_is_the_policy_loss(model_dir, tmp_path, loss):
+    (tmp_path / "losses.py").write_text(LOSSES)
+    custom = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path}/losses.py:{loss}"}
+    steps = []
+    for overrides in ({}, custom):
+        actor, _ = start(train_args(model_dir, entropy_coef=0.1, **overrides))
+        shard = make_shard(None, micro_batches=[[0, 1], [2, 3]], num_steps=2)
+        steps.append(actor.train(0, shard)["steps"])
+    for step, expected in steps[0].items():
+        for name in steps[1][step].keys() & {
+            f"train/{x}" for x in ("loss", "entropy_loss", "pg_clipfrac", "grad_norm")
+        }:
+            assert steps[1][step][name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), (step, name)
+    assert steps[0][1]["train/grad_norm"] > 0
+
+
+PROVIDERS = """
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from slime.backends.megatron_utils.layer_spec import decoder_spec
+from megatron.training import get_args
+from megatron.training.arguments import core_transformer_config_from_args
+from slime.backends.megatron_utils.model_provider import get_model_provider_func
+
+def changed(pre_process=True, post_process=True, vp_stage=None):
+    model = get_model_provider_func(get_args(), "actor")(pre_process, post_process, vp_stage)
+    model.decoder.final_layernorm.weight.requires_grad = False
+    return model
+
+def own(pre_process=True, post_process=True, vp_stage=None):
+    args = get_args()
+    config = core_transformer_config_from_args(args)
+    return gpt(args, config, decoder_spec(config, vp_stage), pre_process, post_process)
+
+def cannot_pack(pre_process=True, post_process=True, vp_stage=None):
+    args = get_args()
+    spec = get_gpt_layer_local_spec(qk_layernorm=True)
+    return gpt(args, core_transformer_config_from_args(args), spec, pre_process, post_process)
+
+def gpt(args, config, spec, pre_process, post_process):
+    return GPTModel(
+        config=config, transformer_layer_spec=spec, vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings, pre_process=pre_process, post_process=post_process,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type, rotary_base=args.rotary_base,
+    )
+"""
+
+
+@pytest.mark.parametrize("provider", ["changed", "own"])
+def test_a_model_provider_finds_the_arguments_where_megatron_keeps_them(model_dir, tmp_path, provider):
+    (tmp_path / "providers.py").write_text(PROVIDERS)
+    actor, _ = start(train_args(model_dir, custom_model_provider_path=f"{tmp_path}/providers.py:{provider}"))
+    result = actor.train(0, make_shard(None, micro_batches=[[0, 1, 2, 3]]))
+    assert result["steps"][0]["train/grad_norm"] > 0
+
+
+def test_a_model_whose_attention_cannot_read_packed_samples_is_refused(model_dir, tmp_path):
+    (tmp_path / "providers.py").write_text(PROVIDERS)
+    with pytest.raises(
+        ValueError, match="--custom-model-provider-path .*cannot_pack built attention that cannot read several"
+    ):
+        start(train_args(model_dir, custom_model_provider_path=f"{tmp_path}/providers.py:cannot_pack"))

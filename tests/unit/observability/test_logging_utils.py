@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from slime.observability.logging_utils import configure_logger
+from slime.observability.logging_utils import configure_logger, log, set_writer, take_logged
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +37,16 @@ def test_the_level_is_obeyed(capsys):
 def test_an_unknown_level_is_refused_with_the_choices():
     with pytest.raises(ValueError, match="LOUD.*DEBUG"):
         configure_logger("loud")
+
+
+def test_metrics_of_users_functions_wait_for_the_driver_and_are_written_at_once_in_it():
+    log(None, {"rollout/mine": 1.0, "rollout/step": 3}, step_key="rollout/step")
+    log(None, {"rollout/other": 2.0}, step_key="rollout/step")
+    assert take_logged() == {"rollout/mine": 1.0, "rollout/other": 2.0} and take_logged() == {}
+    written = []
+    set_writer(lambda *call: written.append(call))
+    try:
+        log(None, {"rollout/mine": 1.0, "rollout/step": 3}, step_key="rollout/step")
+    finally:
+        set_writer(None)
+    assert written == [({"rollout/mine": 1.0}, "rollout/step", 3)] and take_logged() == {}

@@ -1,6 +1,6 @@
 import pytest
 
-from slime.observability.timer import Timers, step_time_metrics
+from slime.observability.timer import Timer, Timers, inverse_timer, step_time_metrics, timer
 
 
 class FakeClock:
@@ -58,3 +58,23 @@ def test_step_time_is_waiting_plus_training():
         "perf/wait_time_ratio": 0.25,
     }
     assert step_time_metrics(0.0, 0.0)["perf/wait_time_ratio"] == 0.0
+
+
+def test_users_functions_time_themselves_and_it_is_reported_with_what_they_log():
+    from slime.observability.logging_utils import take_logged
+
+    @timer
+    def judge():
+        return 3
+
+    @timer("tool")
+    def call():
+        return judge()
+
+    with timer("tool"):
+        assert call() == 3
+    Timer().start("own")
+    with inverse_timer("own"):
+        assert "own" not in Timer()._started
+    Timer().end("own")
+    assert set(take_logged()) == {"perf/judge_time", "perf/tool_time", "perf/own_time"} and take_logged() == {}

@@ -1,11 +1,12 @@
 import json
 import os
+import random
 
 import pytest
 from PIL import Image
 from tiny_tokenizer import BOS_CHATML, CHATML, PidTokenizer, build
 
-from slime.utils.data import PromptSet, RowFormat, iter_samples, prompt_token_count
+from slime.utils.data import Dataset, PromptSet, RowFormat, iter_samples, prompt_token_count, read_file
 from slime.utils.processing_utils import encode_prompt, extract_media, load_tokenizer, place_media, render_chat
 from slime.utils.rows import parse_data_path, read_rows
 
@@ -285,3 +286,19 @@ def test_workers_make_prompts_in_other_processes_and_change_nothing_else(write_r
     rows[600] = {"input": 3}
     with pytest.raises(ValueError, match=":601: "):
         PromptSet(write_rows(rows), fmt, PidTokenizer(), num_workers=2)
+
+
+def test_a_dataset_of_ones_own_has_the_fields_order_of_epochs(tmp_path, tokenizer):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    data = Dataset(str(path), tokenizer, None, None, prompt_key="input", label_key="label", seed=3)
+    first = [sample.prompt for sample in data.samples]
+    orders = []
+    for epoch in (0, 1, 1, 0):
+        data.shuffle(epoch)
+        orders.append([sample.prompt for sample in data.samples])
+        assert data[2] is data.samples[2]
+    assert first == [row["input"] for row in ROWS] and orders[0] == orders[3] != orders[1] == orders[2]
+    expected = list(first)
+    random.Random(3).shuffle(expected)
+    assert orders[0] == expected and [row["label"] for row in read_file(f"{path}@[2:4]")] == [2, 3]
