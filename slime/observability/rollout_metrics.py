@@ -38,6 +38,8 @@ def compute_rollout_metrics(
     """
     metrics = {name if name.startswith(_SECTIONS) else f"rollout/{name}": v for name, v in (extra or {}).items()}
     metrics |= add_prefix("rollout/", sample_metrics(args, samples))
+    if samples:
+        metrics["rollout/trained_tokens"] = sum(s.effective_response_length for s in samples if not s.remove_sample)
     if args.debug_rollout_only:  # otherwise the trainer reports the rewards of what it trained on
         metrics |= _mean_reward(args, samples)
     metrics |= add_prefix("perf/", _throughput(args, samples, rollout_time))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -40,3 +40,14 @@ def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, 
         for step, metrics in report.get("steps", {}).items():
             steps.setdefault(step, {}).update(metrics)
     return steps, rollout
+
+
+def untrained_text(rollout_id: int, generated: Mapping[str, float]) -> str | None:
+    """The warning about a round whose generation left nothing to train on, None when nothing is to be said."""
+    if generated.get("rollout/trained_tokens") != 0:
+        return None
+    return (
+        f"WARNING round {rollout_id}: no token of its samples counts in the loss, so its gradient is zero. Loss masks are all 0 "
+        "(--mask-offpolicy-in-partial-rollout masks what older weights wrote, also finished samples of the Data Buffer), or "
+        "samples were taken out (failed rewards, --rollout-sample-filter-path)"
+    )

@@ -21,7 +21,7 @@ from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
 from slime.ray.rollout_manager import OBSERVING, RolloutManager
-from slime.ray.round_report import RoundReport, add_seconds, merged, timed
+from slime.ray.round_report import RoundReport, add_seconds, merged, timed, untrained_text
 from slime.ray.run_folders import RunFolders
 from slime.ray.slot_turns import SlotTurns
 from slime.ray.trainer import Trainer
@@ -76,6 +76,7 @@ class Session:
         self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
         self._held_out: dict[str, list] | None = None  # shards of an SFT run's evaluation sets
         self._report = RoundReport()
+        self._generated: dict[int, dict[str, float]] = {}  # round that has not ended yet -> metrics of its generation
         self._mismatch = MismatchAlarm()
         self._engines_checked_at = 0.0
         self._startup_s: float | None = None
@@ -203,7 +204,7 @@ class Session:
                     deadline_s=self.args.stall_timeout,
                     on_poll=self._poll_progress,
                 )
-            self._log(metrics, "rollout/step", generation.rollout_id)
+            self._log_generated(generation.rollout_id, metrics)
         return generation.batch
 
     def generate(self, rollout_id: int) -> list:
@@ -238,7 +239,7 @@ class Session:
         add_seconds("generate", seconds, self._report.seconds, self.totals)
         call = self._manager.batch.remote(rollout_id, samples, columns, seconds)
         batch, metrics = wait_for(call, f"conversion of round {rollout_id}", deadline_s=600)
-        self._log(metrics, "rollout/step", rollout_id)
+        self._log_generated(rollout_id, metrics)
         return batch
 
     def hand_over_to_trainer(self, rollout_id: int) -> None:
@@ -272,9 +273,12 @@ class Session:
         for step, metrics in steps.items():
             self._log(metrics, "train/step", step)
         self._log(rollout, "rollout/step", rollout_id)
-        warning = self._mismatch.text(rollout_id, self._report.metrics)
-        if warning is not None:
-            self.console.say(warning)
+        for warning in (
+            self._mismatch.text(rollout_id, rollout),
+            untrained_text(rollout_id, self._generated.get(rollout_id, {})),
+        ):
+            if warning is not None:
+                self.console.say(warning)
         self._log(prompts, "rollout/step", rollout_id)
 
     def prepare_weights(self) -> None:
@@ -393,7 +397,7 @@ class Session:
         names = ("perf/update_weights", "perf/startup_time")
         other = {name: value for name, value in self._report.metrics.items() if name.startswith(names)}
         self._log(wall | other, "rollout/step", rollout_id)
-        self.console.round_summary(rollout_id, self._report.metrics)
+        self.console.round_summary(rollout_id, self._generated.pop(rollout_id, {}) | self._report.metrics)
         self._report = RoundReport()
 
     # --- what is due -----------------------------------------------------------------------------------------------------------
@@ -451,6 +455,11 @@ class Session:
         """When the engines are asked for the first time: how long that took from the start of the command."""
         if self._startup_s is None:
             self._startup_s = self._report.metrics["perf/startup_time"] = process_age_s()
+
+    def _log_generated(self, rollout_id: int, metrics: dict[str, float]) -> None:
+        """Log a round's generation, which may end while the round before is trained."""
+        self.tracker.log(metrics, "rollout/step", rollout_id)
+        self._generated[rollout_id] = metrics
 
     def _log(self, metrics: dict[str, float], step_key: str, step: int) -> None:
         if metrics:

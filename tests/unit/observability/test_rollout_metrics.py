@@ -49,6 +49,15 @@ def test_response_length_counts_trained_tokens_only():
     }
 
 
+def test_trained_tokens_are_those_of_samples_that_were_not_removed():
+    samples = [
+        make_sample(1.0, 4, loss_mask=[1, 0, 0, 1]),
+        make_sample(0.0, 6),
+        make_sample(0.0, 5, remove_sample=True),
+    ]
+    assert compute_rollout_metrics(make_args(), samples, 1.0)["rollout/trained_tokens"] == 8
+
+
 @pytest.mark.parametrize("extra", [None, {}])
 def test_no_samples_leave_only_the_time(extra):
     args = make_args(log_passrate=True, log_multi_turn=True, log_correct_samples=True)

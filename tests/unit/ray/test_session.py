@@ -6,7 +6,9 @@ import pytest
 
 from slime.ray import checkpoint, run_folders
 from slime.ray.interrupts import uninterrupted
+from slime.ray.round_report import untrained_text
 from slime.ray.run_folders import RunFolders
+from slime.ray.session import Session
 
 
 def folders(run_dir, save=None, transport="nccl", disk=None, **flags):
@@ -87,3 +89,20 @@ def test_a_second_interrupt_does_not_cut_the_end_short():
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_the_line_of_a_round_holds_its_own_generation_also_when_the_next_one_ended_before_it():
+    session, said = Session(SimpleNamespace(async_buffer_size=1)), {}
+    session.tracker = SimpleNamespace(log=lambda metrics, step_key, step: None)
+    session.console = SimpleNamespace(round_summary=lambda rollout_id, metrics: said.update({rollout_id: metrics}))
+    for rollout_id in (0, 1):
+        session._log_generated(rollout_id, {"rollout/response_len/mean": 10.0 + rollout_id})
+    for rollout_id in (0, 1):
+        session.end_round(rollout_id)
+    assert [said[rollout_id]["rollout/response_len/mean"] for rollout_id in (0, 1)] == [10.0, 11.0]
+
+
+def test_a_round_in_which_nothing_is_trained_is_a_warning():
+    assert "round 3: no token of its samples counts" in untrained_text(3, {"rollout/trained_tokens": 0})
+    assert untrained_text(3, {"rollout/trained_tokens": 1}) is None
+    assert untrained_text(3, {}) is None  # a log function of the user's in place of the default
