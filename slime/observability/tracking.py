@@ -128,8 +128,8 @@ def view_step(args, step_key: str, step: int) -> int:
 
 
 def plain_config(args) -> dict:
-    """Return every attribute of `args`, derived ones too, in YAML's own types; keys of accounts are left out."""
-    return _as_plain(dict(sorted(vars(args).items())))
+    """Return every attribute of `args`, derived ones too, in YAML's own types; keys of accounts and private ones are left out."""
+    return _as_plain({name: value for name, value in sorted(vars(args).items()) if not name.startswith("_")})
 
 
 def dump_config(args, path: Path) -> None:

@@ -1,8 +1,8 @@
 """`GenerateState`: what all samples generated in one event loop share.
 
 Invariants: one object per (args, event loop), so that semaphores are never shared between loops; the tokenizer and the
-progress are shared by all loops of one args. Outside a running loop the state of the background loop is meant.
-Does not generate anything itself.
+progress are shared by all loops of one args. Copies of args that users' functions make share what their original has.
+Outside a running loop the state of the background loop is meant. Does not generate anything itself.
 """
 
 from __future__ import annotations
@@ -23,21 +23,30 @@ from slime.utils.processing_utils import load_processor, load_tokenizer
 NUM_REMOTE_REWARDS = 64  # reward requests to --rm-url that are under way at the same time
 NUM_PLAIN_REWARDS = 32  # plain (not async) reward functions that run at the same time
 
+
+class _Origin:
+    """Lies in args and is the same object in all copies of them."""
+
+    def __deepcopy__(self, memo) -> _Origin:
+        return self
+
+
+_ORIGIN = "_generate_state_origin"  # the name under which it lies there
+
 _lock = threading.RLock()
-_states: dict[tuple[int, int], GenerateState] = {}
+_states: dict[tuple[_Origin, asyncio.AbstractEventLoop], GenerateState] = {}
 
 
 class _PerArgs:
-    """What the states of one args share across loops. Holds `args`, so that its id stays taken."""
+    """What the states of one args share across loops."""
 
     def __init__(self, args) -> None:
-        self.args = args
         self.progress = Progress()
         self.tokenizer = load_tokenizer(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
         self.processor = load_processor(args.hf_checkpoint, trust_remote_code=args.trust_remote_code)
 
 
-_shared: dict[int, _PerArgs] = {}
+_shared: dict[_Origin, _PerArgs] = {}
 
 
 class _OnePerLoop(type):
@@ -46,14 +55,13 @@ class _OnePerLoop(type):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = get_background_loop()
-        key = (id(args), id(loop))
         with _lock:
-            state = _states.get(key)
-            if state is None or state.args is not args or state.loop is not loop:
-                for stale in [k for k, s in _states.items() if s.loop.is_closed()]:
+            key = (vars(args).setdefault(_ORIGIN, _Origin()), loop)
+            if key not in _states:
+                for stale in [known for known in _states if known[1].is_closed()]:
                     del _states[stale]
-                state = _states[key] = super().__call__(args, loop)
-            return state
+                _states[key] = super().__call__(args, loop)
+            return _states[key]
 
 
 class GenerateState(metaclass=_OnePerLoop):
@@ -71,9 +79,8 @@ class GenerateState(metaclass=_OnePerLoop):
             )
         self.args, self.loop = args, loop
         with _lock:
-            shared = _shared.get(id(args))
-            if shared is None or shared.args is not args:
-                shared = _shared[id(args)] = _PerArgs(args)
+            origin = vars(args)[_ORIGIN]
+            shared = _shared[origin] = _shared.get(origin) or _PerArgs(args)
         self.tokenizer, self.processor, self.progress = shared.tokenizer, shared.processor, shared.progress
         self.semaphore = asyncio.Semaphore(max(1, args.sglang_server_concurrency * num_engines(args)))
         self.group_turn = asyncio.Lock()  # held while a group collects its permits

@@ -84,7 +84,7 @@ def with_processor(monkeypatch):
         state = GenerateState(args)
         tokenizer = state.tokenizer
         monkeypatch.setattr(tokenizer, "chat_template", Processor.chat_template)
-        state.processor = generate_state._shared[id(args)].processor = Processor(tokenizer)
+        state.processor = generate_state._shared[vars(args)[generate_state._ORIGIN]].processor = Processor(tokenizer)
         return state.processor
 
     return install

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import logging
 import time
 
@@ -499,6 +500,14 @@ def test_an_exhausted_source_is_a_clear_error(engine, make_args):
 
     with pytest.raises(RuntimeError, match="no more prompts after 0 of 2 groups"):
         generate_rollout(make_args(engine), 0, Empty())
+
+
+def test_copies_of_args_that_a_hook_makes_have_the_state_of_their_original(engine, make_args):
+    args = make_args(engine)
+    state = GenerateState(args)
+    own = copy.deepcopy(args)
+    own.max_turns = 3
+    assert GenerateState(own) is state and GenerateState(copy.copy(args)) is state
 
 
 def test_state_is_one_object_per_args_and_loop_with_a_shared_progress(engine, make_args):
