@@ -71,7 +71,7 @@ def undocumented(run: Run) -> set[str]:
 def test_all_hooks_work_together_in_a_run(train, tmp_path):
     run = train(
         *(*SMALL, "--rollout-max-response-len", 48, "--max-turns", 2),
-        *("--data-source-path", HOOKS / "data_source.py", "--rollout-stop", "e", "o", "a"),
+        *("--data-source-path", HOOKS / "data_source.py", "--rollout-stop", *"aeioustnrlhd"),
         *("--custom-generate-function-path", HOOKS / "multi_turn_tool.py"),
         *("--rollout-sample-hook-path", f"{HOOKS}/sample_hook.py:strip_answer"),
         *("--custom-rm-path", HOOKS / "reward_class.py", "--rm-model-path", tmp_path),
