@@ -41,8 +41,10 @@ class Run:
     def stop(self) -> None:
         if self._is_up:
             self._is_up = False
-            self.end_round()
-            self.session.__exit__(None, None, None)
+            try:
+                self.end_round()
+            finally:
+                self.session.__exit__(None, None, None)
 
     def train(self, rollout_id: int) -> None:
         """All roles' steps of a round that was generated; for a round that is trained already: nothing."""

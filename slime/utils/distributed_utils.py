@@ -1,4 +1,4 @@
-"""Process groups outside WORLD: one trainer rank together with engine processes, for weight broadcasts.
+"""Process groups outside WORLD: one trainer rank together with engine processes, for weight broadcasts; reductions over any group.
 
 Invariants: works in a process that has a WORLD group and in one that has none, and never touches WORLD. The key prefixes
 in the store are those of SGLang's `init_custom_process_group`, so either side may be SGLang.
@@ -13,6 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch.distributed import ProcessGroup
 
@@ -53,6 +55,18 @@ def init_process_group(
             f"process group {group_name!r} (backend {backend}, {init_method}, rank {rank} of {world_size}) was not "
             f"formed within {timeout_s:g} s: {error}"
         ) from error
+
+
+def reduce_over(group: ProcessGroup, op) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that gives a tensor reduced by `op` over the ranks of `group`; its argument stays as it is."""
+    import torch.distributed as dist
+
+    def reduce(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        dist.all_reduce(x, op=op, group=group)
+        return x
+
+    return reduce
 
 
 def destroy_process_group(group: ProcessGroup) -> None:

@@ -13,6 +13,7 @@ from slime.algorithms.kl import approx_kl
 from slime.algorithms.logprobs import log_probs_and_entropy
 from slime.algorithms.policy_loss import cispo_loss as compute_cispo_loss
 from slime.algorithms.policy_loss import ppo_clip_loss as compute_policy_loss
+from slime.utils.distributed_utils import reduce_over
 
 __all__ = [
     "calculate_log_probs_and_entropy", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl", "compute_log_probs",
@@ -110,12 +111,5 @@ def _vocabulary_part(logits: torch.Tensor, group) -> tuple:
     if group is None or dist.get_world_size(group) == 1:
         return 0, None, None
 
-    def over(op):
-        def reduce(x: torch.Tensor) -> torch.Tensor:
-            x = x.clone()
-            dist.all_reduce(x, op=op, group=group)
-            return x
-
-        return reduce
-
-    return dist.get_rank(group) * logits.shape[-1], over(dist.ReduceOp.MAX), over(dist.ReduceOp.SUM)
+    largest, total = reduce_over(group, dist.ReduceOp.MAX), reduce_over(group, dist.ReduceOp.SUM)
+    return dist.get_rank(group) * logits.shape[-1], largest, total

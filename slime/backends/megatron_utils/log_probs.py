@@ -17,6 +17,7 @@ from slime.backends.megatron_utils.context_parallel import whole_responses
 from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
 from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
+from slime.utils.distributed_utils import reduce_over
 
 
 def response_log_probs(
@@ -82,16 +83,7 @@ def _tensor_rank_reductions():
     from megatron.core import parallel_state as mpu
 
     group = mpu.get_tensor_model_parallel_group()
-
-    def reduce(op):
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            x = x.clone()
-            dist.all_reduce(x, op=op, group=group)
-            return x
-
-        return apply
-
-    return reduce(dist.ReduceOp.MAX), reduce(dist.ReduceOp.SUM)
+    return reduce_over(group, dist.ReduceOp.MAX), reduce_over(group, dist.ReduceOp.SUM)
 
 
 @torch.no_grad()
