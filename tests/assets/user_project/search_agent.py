@@ -74,4 +74,5 @@ async def reward_func(args, sample, **kwargs):
     if not isinstance(sample, Sample):
         raise TypeError("Sample must be an instance of Sample class.")
     note(args, "rm", sample.index)
-    return {"score": sample.response_length % 5 / 5, "turns": sample.metadata["round_number"]}
+    place = sample.index % args.n_samples_per_prompt  # no group is without spread, whatever the model says
+    return {"score": place / args.n_samples_per_prompt, "turns": sample.metadata["round_number"]}
