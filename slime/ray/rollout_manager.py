@@ -184,6 +184,7 @@ class RolloutManager:
         self._dump(rollout_id, samples)
         metrics = self._rollout_metrics(rollout_id, samples, extra, seconds)
         if self._args.debug_rollout_only:
+            self.mark_trained(rollout_id)  # nobody will say so: the round has come to its end here
             return [], metrics
         converting = time.monotonic()
         shards, untrained = self._shards(samples, self._args, columns)

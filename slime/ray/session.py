@@ -256,10 +256,10 @@ class Session:
 
     def train(self, rollout_id: int, batch: list) -> None:
         """Log-probs, advantages where the batch has none, and all optimizer steps of one round."""
+        version = self._generated_with.pop(rollout_id)
         if self._trainer is None:
             return
         self._turns.to_trainer()  # nothing to do after hand_over_to_trainer, or on slots of its own
-        version = self._generated_with.pop(rollout_id)
         if not self._engine_urls:  # replayed samples: nobody knows
             version = None
         with self._timed("train", rollout_id):
@@ -448,7 +448,8 @@ class Session:
     def _show(self, snapshot: dict) -> dict:
         """Show a snapshot; returns what has to change for the run to count as alive."""
         self.console.update(snapshot)
-        done = {name: phase["done"] for name, phase in snapshot["phases"].items()}
+        # The counters too: a round whose filter drops group after group has nothing done for long, and works all the same.
+        done = {name: (phase["done"], phase["counters"]) for name, phase in snapshot["phases"].items()}
         return done | {name: hook for name, hook in snapshot.items() if name == "oldest hook"}
 
     def _note_startup(self) -> None:

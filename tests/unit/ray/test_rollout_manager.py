@@ -112,6 +112,21 @@ def test_prompts_that_a_loop_of_ones_own_leaves_out_count_as_filtered(monkeypatc
     assert manager._trained_by[5] == [handed[2], handed[0]]
 
 
+def test_a_run_that_only_generates_holds_no_round_after_it_is_made(monkeypatch):
+    args = SimpleNamespace(
+        deterministic_mode=False, load_debug_rollout_data=None, save_debug_rollout_data=None, debug_rollout_only=True,
+        custom_convert_samples_to_train_data_path=None,
+    )  # fmt: skip
+    manager = RolloutManager(args, slots=None, host="127.0.0.1")
+    manager._data_source = buffer = Buffer()
+    made = [group(7, Sample.Status.COMPLETED, tokens=[1, 2], response_length=1)]
+    monkeypatch.setattr(manager, "_groups", lambda rollout_id: (made, {}))
+    monkeypatch.setattr(manager, "_rollout_metrics", lambda *arguments: {})
+    assert manager.generate(0) == ([], {})
+    assert manager._trained_by == {}
+    assert buffer.told == [("mark_delivered", [7], 0), ("mark_finished", [7], "trained")]
+
+
 def test_evaluation_leaves_the_random_numbers_of_training_alone():
     def draw():
         return random.random(), numpy.random.random(), torch.rand(1).item()

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slime.observability.progress import Progress
 from slime.ray import checkpoint, run_folders
 from slime.ray.interrupts import uninterrupted
 from slime.ray.round_report import untrained_text
@@ -106,3 +107,13 @@ def test_a_round_in_which_nothing_is_trained_is_a_warning():
     assert "round 3: no token of its samples counts" in untrained_text(3, {"rollout/trained_tokens": 0})
     assert untrained_text(3, {"rollout/trained_tokens": 1}) is None
     assert untrained_text(3, {}) is None  # a log function of the user's in place of the default
+
+
+def test_a_round_whose_filter_drops_group_after_group_shows_signs_of_life():
+    session, progress = Session(SimpleNamespace(async_buffer_size=1)), Progress()
+    session.console = SimpleNamespace(update=lambda snapshot: None)
+    progress.set_total("generate", 4)
+    before = session._show(progress.snapshot())
+    assert session._show(progress.snapshot()) == before  # time alone is none
+    progress.add("generate", 0, tokens=5)  # a group that is generated, and dropped
+    assert session._show(progress.snapshot()) != before
