@@ -1,12 +1,14 @@
 """Keys and values of ended requests, kept so that a later request that begins with the same tokens need not read them again.
 
 Invariants: what is kept was computed with the weights that are served now (a change of weights empties the store), and the store
-together with the cache of the running requests stays within the byte budget: the least recently used goes first.
+together with the cache of the running requests stays within the byte budget: the least recently used goes first. Looking one up
+costs about the same however many are kept: they are sorted, and the longest common beginning is that of a neighbour.
 Called on the engine thread only. Knows no requests.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,16 +24,15 @@ MIN_TOKENS = 16
 
 @dataclass(eq=False)
 class Prefix:
-    """Tokens with their keys and values: `planes` is [2 * layers, kv_heads, tokens, head_dim], keys first.
+    """Keys and values of `num_tokens` tokens: `planes` is [2 * layers, kv_heads, tokens, head_dim], keys first.
 
-    `experts` [tokens, layers, experts a token] if the cache keeps them.
+    `experts` [tokens, layers, experts a token] if the cache keeps them. `key`: of `_key`.
     """
 
-    tokens: np.ndarray
+    key: bytes
+    num_tokens: int
     planes: torch.Tensor
     experts: torch.Tensor | None
-    adapter: int = 0
-    """Number of the adapter that computed them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class PrefixStore:
     def __init__(self, cache: KVCache, weights_version: Callable[[], int], enabled: bool = True):
         self._cache, self._weights_version, self._enabled = cache, weights_version, enabled
         self._kept: OrderedDict[int, Prefix] = OrderedDict()  # by identity, least recently used first
+        self._sorted: list[Prefix] = []  # by key
         self._version = weights_version()
         self.num_tokens = 0
 
@@ -69,23 +71,14 @@ class PrefixStore:
         self._check_version()
         if limit < MIN_TOKENS or not self._kept:
             return None
-        wanted = np.array(tokens[:limit], dtype=np.int32)
-        best, best_length = None, MIN_TOKENS - 1
-        for prefix in self._kept.values():
-            if prefix.adapter != adapter:
-                continue
-            # Only a prefix that agrees at this position can be longer than the best one so far.
-            if len(prefix.tokens) <= best_length or prefix.tokens[best_length] != wanted[best_length]:
-                continue
-            length = _common_length(prefix.tokens, wanted)
-            if length > best_length:
-                best, best_length = prefix, length
-                if length == limit:
-                    break
-        if best is None:
+        wanted = _key(tokens[:limit], adapter)
+        place = self._place(wanted)
+        near = self._sorted[max(0, place - 1) : place + 1]
+        length, best = max(((_common_length(prefix.key, wanted), prefix) for prefix in near), key=lambda pair: pair[0])
+        if length < MIN_TOKENS:
             return None
         self._kept.move_to_end(id(best))
-        return Match(best, best_length)
+        return Match(best, length)
 
     def keep(
         self, row: int, tokens: Sequence[int], version: int, replaces: Match | None = None, adapter: int = 0
@@ -97,15 +90,21 @@ class PrefixStore:
         self._check_version()
         if not self._enabled or version != self._version or len(tokens) < MIN_TOKENS:
             return
-        if replaces is not None and replaces.length == len(replaces.prefix.tokens):
+        if replaces is not None and replaces.length == replaces.prefix.num_tokens:
             self._remove(replaces.prefix)
+        key = _key(tokens, adapter)
+        place = self._place(key)
+        if place < len(self._sorted) and self._sorted[place].key == key:
+            self._kept.move_to_end(id(self._sorted[place]))
+            return
         if not self._make_room(len(tokens)):
             return
         layers = (*self._cache.keys, *self._cache.values)
         planes = torch.stack([layer[row, :, : len(tokens)] for layer in layers])
         experts = None if self._cache.experts is None else self._cache.experts[row, : len(tokens)].clone()
-        prefix = Prefix(np.array(tokens, dtype=np.int32), planes, experts, adapter)
+        prefix = Prefix(key, len(tokens), planes, experts)
         self._kept[id(prefix)] = prefix
+        self._sorted.insert(self._place(key), prefix)
         self.num_tokens += len(tokens)
 
     def restore(self, match: Match, row: int) -> None:
@@ -121,6 +120,7 @@ class PrefixStore:
 
     def clear(self) -> None:
         self._kept.clear()
+        self._sorted.clear()
         self.num_tokens = 0
 
     def _check_version(self) -> None:
@@ -137,10 +137,21 @@ class PrefixStore:
 
     def _remove(self, prefix: Prefix) -> None:
         if self._kept.pop(id(prefix), None) is not None:
-            self.num_tokens -= len(prefix.tokens)
+            del self._sorted[self._place(prefix.key)]
+            self.num_tokens -= prefix.num_tokens
+
+    def _place(self, key: bytes) -> int:
+        """Where `key` stands among the sorted ones, or would."""
+        return bisect.bisect_left(self._sorted, key, key=lambda prefix: prefix.key)
 
 
-def _common_length(a: np.ndarray, b: np.ndarray) -> int:
-    size = min(len(a), len(b))
-    different = np.flatnonzero(a[:size] != b[:size])
-    return int(different[0]) if len(different) else size
+def _key(tokens: Sequence[int], adapter: int) -> bytes:
+    """Bytes that sort as the tokens do, those of one adapter together."""
+    return np.array([adapter, *tokens], dtype=">u4").tobytes()
+
+
+def _common_length(a: bytes, b: bytes) -> int:
+    """How many tokens two keys begin with in common; -1 under different adapters."""
+    size = min(len(a), len(b)) // 4
+    different = np.flatnonzero(np.frombuffer(a, ">u4", size) != np.frombuffer(b, ">u4", size))
+    return (int(different[0]) if len(different) else size) - 1

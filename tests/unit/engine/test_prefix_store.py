@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from slime.engine import prefix_store
 from slime.engine.kv_cache import KVCache
 from slime.engine.model import Model
 from slime.engine.model_config import load_model_config
@@ -45,6 +46,35 @@ def test_longest_common_beginning_wins_up_to_the_limit(store):
     assert store.find(base, 20).length == 20
     assert store.find([7, *base], 40) is None
     assert store.find(base, MIN_TOKENS - 1) is None
+
+
+def test_looking_up_costs_two_comparisons_however_many_are_kept(store, monkeypatch):
+    rows = np.random.default_rng(0).integers(0, 3, size=(60, 40)).tolist()
+    kept = [[5] * MIN_TOKENS + row for row in rows]
+    kept += [kept[0][:length] for length in range(MIN_TOKENS, 40, 3)]
+    for tokens in kept:
+        keep(store, tokens)
+    compared = []
+
+    def counted(a, b, common=prefix_store._common_length):
+        compared.append(a)
+        return common(a, b)
+
+    monkeypatch.setattr(prefix_store, "_common_length", counted)
+    for asked in [[5] * MIN_TOKENS + row for row in np.random.default_rng(1).integers(0, 3, size=(30, 30)).tolist()]:
+        longest = max(
+            next((i for i, pair in enumerate(zip(asked, k, strict=False)) if len({*pair}) > 1), len(k)) for k in kept
+        )
+        compared.clear()
+        assert store.find(asked, len(asked)).length == min(longest, len(asked))
+        assert len(compared) <= 2
+
+
+def test_the_same_tokens_are_kept_once(store):
+    keep(store, list(range(20)))
+    keep(store, list(range(30)))
+    keep(store, list(range(20)))
+    assert (len(store), store.num_tokens) == (2, 50)
 
 
 def test_a_longer_one_replaces_the_one_it_began_with(store):
