@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
@@ -19,21 +20,29 @@ def pop_first(args, rollout_id: int | None, buffer: list[list[Sample]], num_samp
     return picked
 
 
+def is_users(args, source: Any) -> bool:
+    """Whether the user says which groups leave the buffer."""
+    return bool(args.buffer_filter_path) or _own_method(source) is not None
+
+
+def _own_method(source: Any) -> Callable | None:
+    """The seed form of the filter: a method of a user's subclass."""
+    return getattr(type(source), "buffer_filter", None)
+
+
 def pick(args, source: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
-    """Take at most `num_samples` groups out of the buffer.
+    """Have the user's filter take at most `num_samples` groups out of the buffer.
 
     Raises:
         ValueError: the user's filter returned something else, groups that were not in the buffer or not as they were there, or left
             what it returned in the buffer.
     """
     sizes = {group_index: len(group) for group in buffer for group_index in group_indices(group)}
-    method = getattr(type(source), "buffer_filter", None)  # the seed form: a method of a user's subclass
+    method = _own_method(source)
     if method is not None:
         name, picked = f"{type(source).__name__}.buffer_filter", method(source, args, buffer, num_samples)
-    elif args.buffer_filter_path:
-        name, picked = args.buffer_filter_path, call_hook(args, OPTION, args, None, buffer, num_samples)
     else:
-        return pop_first(args, None, buffer, num_samples)
+        name, picked = args.buffer_filter_path, call_hook(args, OPTION, args, None, buffer, num_samples)
     if not isinstance(picked, list | tuple):
         raise wrong(OPTION, name, f"returned a {type(picked).__name__}")
     others = [group for group in picked if not isinstance(group, list) or not _are_samples(group)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
 import logging
 import uuid
 from collections.abc import Iterator
@@ -217,7 +216,11 @@ class Recorder:
                 'add "lora_path": args.lora_adapters[0] (or the name of the sample\'s adapter)'
             )
         if url.endswith("/generate") and isinstance(payload, dict) and isinstance(output, dict):
-            self.posted.append((copy.deepcopy(payload), output))  # hooks grow their bodies in place
+            read_later = ("text", "input_ids", *(f"{kind}_data" for kind in MEDIA_PLACEHOLDERS))
+            kept = {name: payload[name] for name in read_later if payload.get(name)}
+            if "input_ids" in kept:
+                kept["input_ids"] = list(kept["input_ids"])  # hooks grow them in place
+            self.posted.append((kept, output))
 
 
 @contextlib.contextmanager

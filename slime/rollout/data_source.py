@@ -15,7 +15,7 @@ import random
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
-from slime.rollout.buffer_filter import pick, pop_first
+from slime.rollout.buffer_filter import is_users, pick, pop_first
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
 from slime.rollout.prompt_format import load_prompts
 from slime.rollout.sample_state import decode_group, duplicate_group, encode_group, renumber
@@ -221,6 +221,8 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
             return groups + super().get_samples(num_samples - len(groups))
 
     def _take_from_buffer(self, num_samples: int) -> list[list[Sample]]:
+        if not is_users(self.args, self):
+            return pop_first(self.args, None, self.buffer, num_samples)
         before = group_indices(self.buffer)
         picked = pick(self.args, self, self.buffer, num_samples)
         still_here = {*group_indices(self.buffer), *group_indices(picked)}

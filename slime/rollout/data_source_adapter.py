@@ -144,7 +144,10 @@ class DataSourceAdapter(LedgeredSource):
         method = getattr(self.source, name, None)
         if method is None:
             return None
-        with naming(OPTION, self.args.data_source_path):
+        with (
+            self._lock,
+            naming(OPTION, self.args.data_source_path),
+        ):  # several threads ask us, one at a time asks the class
             return finish(method(*args))
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
@@ -189,8 +192,7 @@ class DataSourceAdapter(LedgeredSource):
             self._load_ledger_state(state)
 
     def save(self, rollout_id: int) -> None:
-        with self._lock:
-            self._call("save", rollout_id)
+        self._call("save", rollout_id)
 
     def load(self, rollout_id: int | None = None) -> None:
         self._call("load", rollout_id)

@@ -149,6 +149,19 @@ def test_a_request_that_forgets_the_adapter_is_an_error_and_not_an_answer_of_the
         one_group(chat_args("posts_itself", lora_sync="adapter"))
 
 
+class Uncopied(str):
+    def __deepcopy__(self, memo):
+        raise AssertionError("contexts are long, and copying them whole costs more than a call")
+
+
+def test_of_the_calls_that_a_hook_posts_only_what_is_read_later_is_kept(make_args):
+    recorder = Recorder(make_args(), {}, False, [Sample(index=0)])
+    body = {"input_ids": [1, 2], "image_data": [Uncopied("x")], "sampling_params": {"stop": [Uncopied("y")]}}
+    recorder.observe("http://engine/generate", body, reply([3]))
+    body["input_ids"].append(3)  # hooks grow their bodies in place
+    assert [payload for payload, _ in recorder.posted] == [{"input_ids": [1, 2], "image_data": ["x"]}]
+
+
 def test_edited_answers_become_masked_context_and_are_flagged(engine, chat_args, tokenizer):
     engine.answer = lambda payload: spelled(tokenizer, "ab")
     sample = one_group(chat_args("edits_the_answer", rollout_max_response_len=200))[0]

@@ -2,6 +2,7 @@ import copy
 import json
 import random
 import re
+import threading
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from slime.rollout import ledger_command
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, create_data_source, pop_first
+from slime.rollout.data_source_adapter import as_data_source
 from slime.rollout.ledger_check import check
 from slime.utils.types import Sample
 
@@ -390,6 +392,46 @@ def test_buffer_filter_of_both_forms(args, tmp_path, monkeypatch):
     source = Newest(args())
     source.add_samples(source.get_samples(2))
     assert texts(source.get_samples(2)) == ["p1", "p0"]
+
+
+class Untouched(list):
+    """A group that nobody may look into."""
+
+    def __iter__(self):
+        raise AssertionError("looked at")
+
+
+def test_taking_a_group_looks_at_no_other_of_the_buffer(args):
+    source = RolloutDataSourceWithBuffer(args())
+    source.add_samples(source.get_samples(1))
+    source.buffer += [Untouched(group) for group in source.buffer * 3]
+    assert texts(source.get_samples(1)) == ["p0"] and len(source.buffer) == 3
+
+
+class OneThread:
+    """A user's class that is not made for several threads."""
+
+    def __init__(self):
+        self.log = []
+
+    def get_samples(self, num_samples):
+        self.log.append("is asked")
+        return [Sample(prompt="a") for _ in range(num_samples)]
+
+    def mark_finished(self, samples, outcome):
+        self.log.append("is told")
+        self.other = threading.Thread(target=self.adapter.get_samples, args=[1])
+        self.other.start()
+        self.other.join(0.1)  # it has to wait
+        self.log.append("has heard")
+
+
+def test_a_users_class_is_called_by_one_thread_at_a_time(args):
+    source = OneThread()
+    source.adapter = as_data_source(args(), source)
+    source.adapter.mark_finished([])
+    source.other.join(60)
+    assert source.log == ["is told", "has heard", "is asked"]
 
 
 SEED_CLASS = """
