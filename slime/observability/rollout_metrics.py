@@ -10,7 +10,7 @@ It does not know who asks, where the numbers are written, or how the samples wer
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from slime.algorithms.rewards import STD_FLOOR
 from slime.observability.metric_utils import add_prefix, clip_ratio, describe, has_repetition, mean, reward_number
 from slime.observability.request_metrics import request_metrics
 from slime.utils.meta_info import flat_list
+from slime.utils.misc import group_by
 
 if TYPE_CHECKING:
     from slime.utils.types import Sample
@@ -106,11 +107,7 @@ def sample_metrics(args, samples: Sequence[Sample], reward_key: str | None = Non
 
 
 def _by_group(samples: Iterable[Sample]) -> dict[int, list[Sample]]:
-    groups = defaultdict(list)
-    for sample in samples:
-        if sample.group_index is not None:
-            groups[sample.group_index].append(sample)
-    return groups
+    return group_by((s for s in samples if s.group_index is not None), lambda sample: sample.group_index)
 
 
 def _zero_std(reward_key: str | None, samples: Sequence[Sample]) -> dict[str, float]:

@@ -57,13 +57,18 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dic
     else:
         results, num_unfinished = await _gather_until_idle(calls, dataset_cfg)
     samples = sorted(leaves_of(results), key=lambda sample: sample.index)
+    result = result_of(args, samples)
+    return {dataset_cfg.name: result | ({"unfinished": num_unfinished} if num_unfinished else {})}
+
+
+def result_of(args, samples: list[Sample]) -> dict[str, list]:
+    """`{"rewards", "truncated", "samples"}` of scored samples."""
     key = args.eval_reward_key or args.reward_key
-    result = {
+    return {
         "rewards": [_reward(sample, key) for sample in samples],
         "truncated": [sample.is_truncated for sample in samples],
         "samples": samples,
     }
-    return {dataset_cfg.name: result | ({"unfinished": num_unfinished} if num_unfinished else {})}
 
 
 def _reward(sample: Sample, key: str | None) -> Any:

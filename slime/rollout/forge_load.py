@@ -11,6 +11,8 @@ from typing import Any
 
 from slime.observability.debug_dump import dump_path, load_rollout_dump
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.rollout.eval_rollout import result_of
+from slime.utils.misc import group_by
 from slime.utils.types import Sample
 
 EVAL_SET = "forge_eval"
@@ -44,16 +46,8 @@ def _read(template: str, name: int | str) -> list[Sample]:
 
 def _groups(samples: list[Sample]) -> list[list[Sample]]:
     """Samples of one prompt together, in the order of the dump."""
-    groups: dict[Any, list[Sample]] = {}
-    for position, sample in enumerate(samples):
-        key = ("sample", position) if sample.group_index is None else sample.group_index
-        groups.setdefault(key, []).append(sample)
-    return list(groups.values())
+    return list(group_by(samples, lambda s: ("alone", id(s)) if s.group_index is None else s.group_index).values())
 
 
 def _evaluation(args, template: str, rollout_id: int) -> dict[str, dict[str, Any]]:
-    samples = _read(template, f"eval_{rollout_id}")
-    key = args.eval_reward_key or args.reward_key
-    rewards = [sample.reward[key] if key and isinstance(sample.reward, dict) else sample.reward for sample in samples]
-    truncated = [sample.is_truncated for sample in samples]
-    return {EVAL_SET: {"rewards": rewards, "truncated": truncated, "samples": samples}}
+    return {EVAL_SET: result_of(args, _read(template, f"eval_{rollout_id}"))}

@@ -25,13 +25,15 @@ from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import (
     check_getting_on,
     check_rewards,
+    check_size,
+    counted,
     first_index,
     is_aborted,
     out_of_prompts,
     prepare_for_buffer,
     run_round_hooks,
 )
-from slime.rollout.round_policy import DROP, RESTART, age_of, create_policy
+from slime.rollout.round_policy import DROP, RESTART, age_of
 from slime.utils.async_utils import get_background_loop, run
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class AsyncRolloutWorker:
     def __init__(self, args, data_buffer, concurrency: int | None = None) -> None:
         self.args = args
         self.data_source = as_data_source(args, data_buffer)
-        self.policy = create_policy(args)
+        self.policy = GenerateState(args).policy
         self.concurrency = concurrency or args.sglang_server_concurrency * num_engines(args)
         self.rollout_id = 0
         self.error: BaseException | None = None
@@ -138,6 +140,15 @@ class AsyncRolloutWorker:
         """Queue a finished group, give an aborted one back, keep the first error. Never blocks."""
         order, origin = self.in_flight.pop(task)
         self._source_is_dry = False
+        try:
+            self._settle(task, order, origin)
+        except (
+            Exception
+        ) as error:  # of a user's data source or policy: asyncio would log it and go on without the group
+            self.error = self.error or error
+        self._wake.set()
+
+    def _settle(self, task: asyncio.Task, order: int, origin: list) -> None:
         if task.cancelled() or task.exception() is not None:
             if not task.cancelled():
                 self.error = self.error or task.exception()
@@ -148,7 +159,6 @@ class AsyncRolloutWorker:
             self._give_back(task.result())
         else:
             self.completed.append((order, task.result()))
-        self._wake.set()
 
     def _give_back(self, group: list) -> None:
         fate = self.policy.leftover(age_of(group, self.rollout_id), finished=False)
@@ -201,8 +211,8 @@ class AsyncRolloutWorker:
         return RolloutFnTrainOutput(samples=kept, metrics=drops.collect() | self._metrics(state))
 
     def _sort_in(self, group: list, kept: list, all_groups: list, drops: MetricGatherer) -> None:
-        leaves = leaves_of(group)
-        if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves):
+        check_size(self.args, group)
+        if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves_of(group)):
             self._drop(group, drops, PROMPT_TOO_LONG, "failed")
             return
         all_groups.append(group)
@@ -222,9 +232,10 @@ class AsyncRolloutWorker:
         check_getting_on(self.args, self.data_source, self.rollout_id, self._taken, self._num_dropped, reasons)
 
     def _metrics(self, state: GenerateState) -> dict[str, Any]:
-        counters, state.counters, state.first_failure = dict(state.counters), type(state.counters)(), None
-        return {
-            "rollout/reward_failed": counters.get("reward_failed", 0),
+        counts = counted(state)
+        state.counters.clear()
+        state.first_failure = None
+        return counts | {
             "rollout/queued_groups": len(self.completed),
             "rollout/in_flight_groups": len(self.in_flight),
         }

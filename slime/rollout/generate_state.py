@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime.observability.progress import Progress
+from slime.rollout.round_policy import RoundPolicy, create_policy
 from slime.utils.async_utils import get_background_loop
 from slime.utils.http_utils import init_http_client
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -68,7 +70,7 @@ class GenerateState(metaclass=_OnePerLoop):
     """`GenerateState(args)` returns the state of the running loop; public for custom generate functions.
 
     Attributes: `tokenizer`, `processor` (None without one), `semaphore` (one permit per whole sample),
-    `sampling_params`, `aborted`, `pendings`, `remaining_batch_size`, `progress`, `dp_rank`, `counters`.
+    `sampling_params`, `aborted`, `pendings`, `remaining_batch_size`, `progress`, `dp_rank`, `counters`, `policy`.
     """
 
     def __init__(self, args, loop: asyncio.AbstractEventLoop) -> None:
@@ -95,6 +97,11 @@ class GenerateState(metaclass=_OnePerLoop):
         )
         init_http_client(args)
         self.reset()
+
+    @functools.cached_property
+    def policy(self) -> RoundPolicy:
+        """The object of `--round-policy-path`, which may keep what it learns from round to round."""
+        return create_policy(self.args)
 
     def reset(self) -> None:
         """Make the state ready for the next round."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.rollout.base_types import leaves_of
 from slime.rollout.generate_state import GenerateState
+from slime.rollout.request import PROMPT_TOO_LONG
 from slime.utils.hook_calls import call_hook
 from slime.utils.types import Sample
 
@@ -46,6 +47,22 @@ def prepare_for_buffer(group: list, rollout_id: int, restart: bool) -> list:
         if leaf.response_length > 0:
             leaf.metadata.setdefault("start_rollout_id", rollout_id)
     return group
+
+
+def check_size(args, group: list) -> None:
+    """Raises: ValueError for a group that has not --n-samples-per-prompt samples; a split one counts once."""
+    if len(group) != args.n_samples_per_prompt:
+        raise ValueError(
+            f"--data-source-path {args.data_source_path} gave a group of {len(group)} samples, "
+            f"--n-samples-per-prompt is {args.n_samples_per_prompt}"
+        )
+
+
+def counted(state: GenerateState) -> dict[str, int]:
+    """Metrics of what was counted in a round: what failed, and responses that are not what an engine was asked for."""
+    names = (PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
+    metrics = {f"rollout/{name}": state.counters[name] for name in names if name in state.counters}
+    return {"rollout/reward_failed": state.counters["reward_failed"], **metrics}
 
 
 def check_getting_on(args, data_source: Any, rollout_id: int, num_kept: int, num_dropped: int, reasons: str) -> None:

@@ -21,13 +21,15 @@ from slime.rollout.request import PROMPT_TOO_LONG
 from slime.rollout.round_end import (
     check_getting_on,
     check_rewards,
+    check_size,
+    counted,
     first_index,
     is_finished,
     out_of_prompts,
     prepare_for_buffer,
     run_round_hooks,
 )
-from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of, create_policy
+from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ class TrainRound:
     def __init__(self, args, rollout_id: int, data_source) -> None:
         self.args, self.rollout_id, self.data_source = args, rollout_id, data_source
         self.target = args.rollout_batch_size
-        self.policy = create_policy(args)
         self.state = GenerateState(args)
+        self.policy = self.state.policy
         self.passed: list[list] = []  # finished, through the filter, in the order of arrival
         self.all_groups: list[list] = []
         self.dropped = MetricGatherer()
@@ -121,12 +123,7 @@ class TrainRound:
 
     def _take(self, task: asyncio.Task) -> None:
         group = task.result()
-        size = self.args.n_samples_per_prompt
-        if len(group) != size:
-            raise ValueError(
-                f"--data-source-path {self.args.data_source_path} gave a group of {len(group)} samples, "
-                f"--n-samples-per-prompt is {size}"
-            )
+        check_size(self.args, group)
         if any(leaf.metadata.get("generate_error") == PROMPT_TOO_LONG for leaf in leaves_of(group)):
             self._drop(task, group, PROMPT_TOO_LONG, "failed")
             return
@@ -201,7 +198,7 @@ class TrainRound:
         self.state.reset()
 
     def _finish(self, leftovers: list[list]) -> RolloutFnTrainOutput:
-        args, counters = self.args, self.state.counters
+        args, counts = self.args, counted(self.state)
         kept, surplus = self._choose()
         self.all_groups.sort(key=first_index)
         check_rewards(self.state, kept, self.rollout_id)
@@ -209,7 +206,7 @@ class TrainRound:
         leftovers = [group for group in leftovers if not is_finished(group)]
         self.state.reset()
         self._give_back(sorted(surplus + leftovers, key=first_index))
-        metrics = self._metrics(kept, len(surplus), len(leftovers), dict(counters))
+        metrics = self._metrics(kept, len(surplus), len(leftovers), counts)
         self.data_source.mark_delivered(kept, self.rollout_id)
         run_round_hooks(args, kept, self.all_groups, self.data_source)
         return RolloutFnTrainOutput(samples=kept, metrics=metrics)
@@ -235,10 +232,8 @@ class TrainRound:
                 back.append(prepare_for_buffer(group, self.rollout_id, restart=fate == RESTART))
         self.data_source.add_samples(back)
 
-    def _metrics(self, kept: list, num_surplus: int, num_aborted: int, counters: dict[str, int]) -> dict[str, Any]:
-        names = ("reward_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
-        metrics = self.dropped.collect() | {"rollout/reward_failed": 0}
-        metrics |= {f"rollout/{name}": counters[name] for name in names if name in counters}
+    def _metrics(self, kept: list, num_surplus: int, num_aborted: int, counts: dict[str, int]) -> dict[str, Any]:
+        metrics = self.dropped.collect() | counts
         numbers = {"surplus_groups": num_surplus, "aborted_groups": num_aborted, "aged_out_groups": self.num_aged_out}
         metrics |= {f"rollout/{name}": number for name, number in numbers.items() if number}
         continued = [group for group in kept if age_of(group, self.rollout_id)]

@@ -1,5 +1,6 @@
 """Recorded rounds as a rollout function."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +38,14 @@ def test_evaluation_reads_its_own_file_and_has_no_fallback(template):
     assert result[0] == "forge_eval" and result[1]["rewards"] == [0.0] and result[1]["truncated"] == [False]
     with pytest.raises(RuntimeError, match="eval_0.pt does not exist"):
         call(template, 0, evaluation=True)
+
+
+def test_a_failed_reward_of_an_evaluation_is_nan_as_when_it_was_made(template):
+    samples = [Sample(index=i, reward=float(i)) for i in range(2)]
+    samples[0].metadata["reward_error"] = "TimeoutError: no reward"
+    save_rollout_dump(template, "eval_5", samples)
+    rewards = call(template, 5, evaluation=True).data["forge_eval"]["rewards"]
+    assert math.isnan(rewards[0]) and rewards[1] == 1.0
 
 
 def test_a_literal_path_is_every_round_and_no_evaluation(template):

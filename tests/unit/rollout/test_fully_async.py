@@ -1,3 +1,4 @@
+import contextlib
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -222,3 +223,36 @@ def test_a_source_that_gives_more_than_it_was_asked_for_loses_nothing(engine, as
     wait_until(lambda: len(worker.completed) >= 2 and not worker.in_flight)  # enough is ready: no more is drawn
     groups = [group for output in outputs for group in output.samples] + [group for _, group in worker.completed]
     assert sorted(group[0].prompt for group in groups) == sorted(f"q{i}" for i in range(source.drawn))
+
+
+def test_what_a_source_raises_when_a_group_comes_back_ends_the_round(engine, async_args):
+    class Full:
+        def get_samples(self, num_samples):
+            return [[Sample(prompt="a"), Sample(prompt="a")] for _ in range(num_samples)]
+
+        def add_samples(self, groups):
+            raise OSError("the store is full")
+
+    engine.answer = lambda payload: reply([7], finish="abort")
+    with pytest.raises(OSError, match="the store is full"):
+        generate_rollout_fully_async(async_args(), 0, Full())
+    with contextlib.suppress(OSError):  # it cannot give its groups back either
+        fully_async_rollout.stop_global_worker()
+
+
+def test_groups_of_another_size_are_named(engine, async_args):
+    class Singles:
+        def get_samples(self, num_samples):
+            return [[Sample(prompt="a")] for _ in range(num_samples)]
+
+    engine.answer = lambda payload: reply([7])
+    with pytest.raises(ValueError, match="gave a group of 1 samples, --n-samples-per-prompt is 2"):
+        generate_rollout_fully_async(async_args(), 0, Singles())
+
+
+def test_what_is_counted_in_a_round_is_among_its_metrics_once(engine, async_args):
+    args = async_args(custom_generate_function_path="agent_hooks.text_only", sglang_server_concurrency=1)
+    source, counts = create_data_source(args), []
+    for rollout_id in range(2):
+        counts.append(generate_rollout_fully_async(args, rollout_id, source).metrics["rollout/text_only_samples"])
+    assert counts[0] >= 4 and sum(counts) <= 2 * fully_async_rollout._worker._admitted

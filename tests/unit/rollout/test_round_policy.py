@@ -134,3 +134,25 @@ def test_a_policy_that_fails_or_answers_oddly_is_named(make_args, tmp_path, meth
     assert policy.target == 2
     with pytest.raises((ValueError, RuntimeError), match=message):
         getattr(policy, method)(0, False)
+
+
+class StartsMoreEachRound(RoundPolicy):
+    """A policy that goes by what it has seen in earlier rounds."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        self.rounds = set()
+
+    def num_to_start(self, view):
+        self.rounds.add(view.rollout_id)
+        return self.target + len(self.rounds) - 1 - view.num_passed - view.num_running
+
+    def is_over(self, view):
+        return view.num_running == 0
+
+
+def test_a_policy_is_built_once_and_keeps_what_it_has_learnt(engine, make_args):
+    args = make_args(engine, round_policy_path=f"{__name__}.StartsMoreEachRound")
+    source = create_data_source(args)
+    outputs = [generate_rollout(args, rollout_id, source) for rollout_id in range(3)]
+    assert [output.metrics.get("rollout/surplus_groups", 0) for output in outputs] == [0, 1, 2]
