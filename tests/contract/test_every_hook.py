@@ -220,10 +220,15 @@ def test_a_round_calls_its_hooks_in_order_with_their_arguments(hooks, engine, ma
     }
     for index, given in per_sample.items():
         assert given == [("generate", index, 16, False), ("sample_hook", index, None, 5, False), ("rm", index, "x")]
-    assert [c for c in calls if c[0] == "filter"][:2] == [("filter", [(0, 0.0)]), ("filter", [(1, 1.0)])]
-    assert [group[0].group_index for group in output.samples] == [0, 2]
+    seen = [
+        given for name, (given,) in (call[:2] for call in calls if call[0] == "filter")
+    ]  # plain hooks run in threads: any order
+    assert {(0, 0.0), (1, 1.0)} <= set(seen) <= {(0, 0.0), (1, 1.0), (2, 0.0), (3, 1.0)}
+    first_two = sorted([index for index, _ in seen if index != 1][:2])
+    assert [group[0].group_index for group in output.samples] == first_two
     end = [call for call in calls if call[0] in ("sample_filter", "all_samples")]
-    assert end == [("sample_filter", [[0], [2]]), ("all_samples", [0, 1, 2, 3], 1)] and calls[-1] is end[-1]
+    assert end[0] == ("sample_filter", [[index] for index in first_two])
+    assert end[1:] == [("all_samples", sorted(index for index, _ in seen), 1)] and calls[-1] is end[-1]
     assert output.samples[0][0].remove_sample and output.metrics["rollout/dynamic_filter/drop_second"] == 1
 
 

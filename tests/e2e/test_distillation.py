@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
-from slime.utils.engine_client import EngineClient
 from slime.utils.tiny_model import make_tiny_model
 from tests.e2e.test_sync_loop import SMALL
-from tests.engine.engine_process import START_DEADLINE_S, engine_command, engine_environment, free_port, stop_process
+from tests.engine.engine_process import serving
 
 DISTILL = (*SMALL, *"--use-opd --num-rollout 12 --lr 2e-3 --rollout-batch-size 16 --n-samples-per-prompt 8".split())
 
@@ -18,15 +15,8 @@ DISTILL = (*SMALL, *"--use-opd --num-rollout 12 --lr 2e-3 --rollout-batch-size 1
 def teacher(tmp_path):
     """(folder, URL of an engine that serves it)."""
     folder = make_tiny_model(tmp_path / "teacher", head_dim=16, init_std=0.1, seed=5)
-    port = free_port()
-    process = subprocess.Popen(engine_command(folder, port, "--log-level", "warning"), env=engine_environment())
-    url = f"http://127.0.0.1:{port}"
-    try:
-        with EngineClient(url) as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
+    with serving(folder) as (url, _):
         yield folder, url
-    finally:
-        stop_process(process)
 
 
 @pytest.mark.slow

@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from slime.utils.engine_client import EngineClient, EngineError
+from slime.utils.engine_client import EngineError
 from slime.utils.tiny_model import make_tiny_model
-from tests.engine.engine_process import (
-    START_DEADLINE_S,
-    Api,
-    engine_command,
-    engine_environment,
-    free_port,
-    stop_process,
-)
+from tests.engine.engine_process import Api, serving
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -52,16 +44,8 @@ def engine_url(model_dir) -> str:
     if "SLIME_ENGINE_URL" in os.environ:
         yield os.environ["SLIME_ENGINE_URL"]
         return
-    port = free_port()
-    flags = ("--max-running-requests", "16", "--weight-update-timeout-s", "3", "--log-level", "warning")
-    process = subprocess.Popen(engine_command(model_dir, port, *flags), env=engine_environment())
-    url = f"http://127.0.0.1:{port}"
-    try:
-        with EngineClient(url) as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
+    with serving(model_dir, "--max-running-requests", "16", "--weight-update-timeout-s", "60") as (url, _):
         yield url
-    finally:
-        stop_process(process)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +61,7 @@ def api(shared_api) -> Api:
     yield shared_api
     shared_api.client.abort()
     shared_api.client.continue_generation()
-    shared_api.client.flush_cache(10)
+    shared_api.client.flush_cache(60)
 
 
 @pytest.fixture

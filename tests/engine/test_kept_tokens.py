@@ -86,7 +86,7 @@ def test_pieces_of_a_stream_carry_the_record_so_far(api):
 
 
 def test_records_survive_a_retraction_and_an_abort(api, reference):
-    sampling = {**ASKS, "top_p": 0.8, "max_new_tokens": 400, "sampling_seed": 9}
+    sampling = {**ASKS, "top_p": 0.8, "max_new_tokens": 4000, "sampling_seed": 9}
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(api.generate, PROMPT, sampling, rid="long")
         api.wait_for_running(1)
@@ -95,5 +95,5 @@ def test_records_survive_a_retraction_and_an_abort(api, reference):
         api.wait_for_running(1)
         api.client.abort("long")
         answer = future.result(60)
-    assert answer["meta_info"]["num_retractions"] == 1 and 0 < len(answer["output_ids"]) < 400
+    assert answer["meta_info"]["num_retractions"] == 1 and 0 < len(answer["output_ids"]) < 4000
     assert_log_probs_among_the_kept(reference, answer, 1.0)

@@ -169,22 +169,28 @@ def in_background(call) -> tuple[threading.Thread, list]:
 
 
 def test_unloading_waits_for_the_adapters_requests_and_takes_no_new_ones(api, loaded):
-    running, answers = in_background(lambda: api.greedy(PROMPT, 1500, lora_path="a"))
+    expected = api.greedy(PROMPT, 8, lora_path="a")["output_ids"]
+    running, answers = in_background(lambda: api.greedy(PROMPT, 4000, lora_path="a", rid="long"))
     api.wait_for_running(1)
     unloading, _ = in_background(lambda: api.client.unload_lora_adapter("a"))
-    deadline = time.monotonic() + 5
-    while "not loaded" not in api.post("/generate", {"input_ids": PROMPT, "lora_path": "a"}).text:
+    deadline, one_token = time.monotonic() + 60, {"max_new_tokens": 1}
+    while (
+        "not loaded"
+        not in api.post("/generate", {"input_ids": PROMPT, "lora_path": "a", "sampling_params": one_token}).text
+    ):
         assert time.monotonic() < deadline
+    api.wait_for_running(1, 0)
     assert unloading.is_alive() and running.is_alive()
+    api.client.abort("long")
     running.join(60)
-    unloading.join(10)
-    assert not unloading.is_alive() and len(answers[0]["output_ids"]) == 1500
+    unloading.join(60)
+    output = answers[0]["output_ids"]
+    assert not unloading.is_alive() and output and output[:8] == expected[: len(output)]
 
 
 def test_requests_put_back_by_a_pause_go_on_with_the_adapter_loaded_meanwhile(api, loaded, model_dir, folders):
-    running, answers = in_background(lambda: api.greedy(PROMPT, 400, lora_path="a"))
+    running, answers = in_background(lambda: api.greedy(PROMPT, 4000, lora_path="a", rid="long"))
     api.wait_for_running(1)
-    time.sleep(0.05)
     api.client.pause("retract")
     api.client.unload_lora_adapter("a")
     late, late_answers = in_background(lambda: api.post("/generate", {"input_ids": PROMPT, "lora_path": "a"}))
@@ -193,9 +199,10 @@ def test_requests_put_back_by_a_pause_go_on_with_the_adapter_loaded_meanwhile(ap
     api.client.load_lora_adapter("a", str(folders["c"]))
     api.client.update_weight_version("next")
     api.client.continue_generation()
-    running.join(30)
-    late.join(30)
+    late.join(60)
     assert late_answers[0].status_code == 200
+    api.client.abort("long")
+    running.join(60)
     (answer,) = answers
     spans = answer["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "next"] and spans[0]["end"] > 0

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 from safetensors.torch import load_file
 
 from slime.utils import tensor_wire
-from slime.utils.engine_client import EngineClient
 from slime.utils.platform import process_tree_memory_bytes
 from slime.utils.tiny_model import make_tiny_model
-from tests.engine.engine_process import (
-    START_DEADLINE_S,
-    Api,
-    engine_command,
-    engine_environment,
-    free_port,
-    stop_process,
-)
+from tests.engine.engine_process import Api, serving
 
 PROMPT = list(range(10, 110))
 MIB = 2**20
@@ -33,16 +23,10 @@ def large_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def large_engine(large_model):
-    port = free_port()
-    process = subprocess.Popen(engine_command(large_model, port, "--log-level", "warning"), env=engine_environment())
-    try:
-        with EngineClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
-        api = Api(f"http://127.0.0.1:{port}")
+    with serving(large_model) as (url, process):
+        api = Api(url)
         yield api, process.pid
         api.close()
-    finally:
-        stop_process(process)
 
 
 def weight_bytes(folder) -> int:

@@ -13,9 +13,18 @@ import time
 import pytest
 
 from slime.utils.engine_client import EngineClient
-from tests.engine.engine_process import START_DEADLINE_S, engine_command, engine_environment, free_port, stop_process
+from tests.engine.engine_process import (
+    START_DEADLINE_S,
+    Api,
+    engine_command,
+    engine_environment,
+    free_port,
+    serving,
+    stop_process,
+)
 
 pytestmark = pytest.mark.skipif("SLIME_ENGINE_URL" in os.environ, reason="starts engines of its own")
+DEADLINE_S = 60.0
 
 
 def run_to_exit(command: list[str]) -> subprocess.CompletedProcess:
@@ -48,22 +57,16 @@ def test_flag_out_of_range_is_refused_by_name(model_dir):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_a_working_engine_within_two_seconds(model_dir, number):
-    port = free_port()
-    process = subprocess.Popen(engine_command(model_dir, port, "--log-level", "warning"), env=engine_environment())
-    try:
-        with EngineClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
-            body = b'{"input_ids":[1],"sampling_params":{"max_new_tokens":3000,"ignore_eos":true}}'
-            with send_raw(port, body):
-                while client.num_requests() == 0:
-                    time.sleep(0.005)
-                start = time.monotonic()
-                process.send_signal(number)
-                assert process.wait(5) == 0
-                assert time.monotonic() - start < 2.5
-    finally:
-        stop_process(process)
+def test_signal_ends_an_engine_that_has_work_for_minutes(model_dir, number):
+    sampling = {"max_new_tokens": 4000, "ignore_eos": True, "n": 256}
+    body = json.dumps({"input_ids": [1], "sampling_params": sampling}).encode()
+    with serving(model_dir) as (url, process):
+        with send_raw(url, body):
+            api = Api(url)
+            wait_until(lambda: api.num_running() > 0, "requests that run")
+            process.send_signal(number)
+            assert process.wait(DEADLINE_S) == 0
+            api.close()
 
 
 def test_engine_ends_when_its_parent_dies(model_dir):
@@ -79,17 +82,30 @@ def test_engine_ends_when_its_parent_dies(model_dir):
         with EngineClient(f"http://127.0.0.1:{port}") as client:
             client.wait_ready(START_DEADLINE_S, lambda: parent.poll() is None)
             parent.kill()
-            parent.wait(5)
-            start = time.monotonic()
-            while client.is_healthy(1):
-                assert time.monotonic() - start < 5, "the engine outlived its parent by 5 s"
-                time.sleep(0.05)
+            parent.wait(DEADLINE_S)
+            wait_until(lambda: not accepts(port), "the engine to end after its parent")
     finally:
         stop_process(parent)
 
 
-def send_raw(port: int, body: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port))
+def accepts(port: int) -> bool:
+    """Whether somebody listens there, however slowly it answers."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_until(condition, what: str) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_at, f"waited {DEADLINE_S} s for {what}"
+        time.sleep(0.02)
+
+
+def send_raw(url: str, body: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
     head = (
         f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
@@ -101,8 +117,13 @@ def send_raw(port: int, body: bytes) -> socket.socket:
 def test_client_that_goes_away_frees_its_slot(api, engine_url, stream):
     sampling = {"max_new_tokens": 4000, "ignore_eos": True}
     body = json.dumps({"input_ids": [1], "stream": stream, "sampling_params": sampling}).encode()
-    with send_raw(int(engine_url.rsplit(":", 1)[1]), body):
+    before = generated_tokens(api)
+    with send_raw(engine_url, body):
         api.wait_for_running(1)
-    start = time.monotonic()
-    api.wait_for_running(0, 5)
-    assert time.monotonic() - start < 1.5
+    api.wait_for_running(0)
+    assert 0 < generated_tokens(api) - before < 4000
+
+
+def generated_tokens(api) -> int:
+    (line,) = (line for line in api.get("/metrics").text.splitlines() if "generation_tokens_total{" in line)
+    return int(float(line.rsplit(" ", 1)[1]))

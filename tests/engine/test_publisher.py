@@ -86,9 +86,11 @@ def test_update_from_a_folder_leaves_the_trainers_bits_under_a_running_request(a
     weights, folder = load_file(str(other_model_dir / "model.safetensors")), VersionFolder(str(other_model_dir), 4)
     publisher = WeightPublisher([], clients=[api.client], buffer_bytes=1, timeout_s=TIMEOUT_S)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(api.generate, PROMPT, {"max_new_tokens": 400, "ignore_eos": True})
+        running = pool.submit(api.generate, PROMPT, {"max_new_tokens": 4000, "ignore_eos": True})
         api.wait_for_running(1)
         publisher.update(None, "4", finish=folder.load_into)
+        api.wait_for_running(1)  # it was put back into the queue
+        api.client.abort()
         spans = running.result(60)["meta_info"]["weight_versions"]
     publisher.close()
     assert spans[-1]["version"] == "4" and len(spans) == 2

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 
-from slime.utils.engine_client import EngineClient
-from tests.engine.engine_process import START_DEADLINE_S, engine_command, engine_environment, free_port, stop_process
+from tests.engine.engine_process import serving
 from tests.engine.recorded import ACCEPTED, EXTRA_KEYS, MISSING_KEYS
 from tools.conformance.replies import differences, exchange, folded, make_model
 
@@ -31,15 +29,8 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def http(model):
-    port = free_port()
-    process = subprocess.Popen(engine_command(model, port, "--log-level", "warning"), env=engine_environment())
-    try:
-        with EngineClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
-            with httpx.Client(base_url=client.base_url, timeout=60, trust_env=False) as http:
-                yield http
-    finally:
-        stop_process(process)
+    with serving(model) as (url, _), httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        yield http
 
 
 def test_replies_are_those_of_sglang(http, model):

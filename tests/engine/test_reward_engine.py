@@ -12,17 +12,10 @@ import httpx
 import pytest
 
 from slime.rollout.rm_hub import async_rm
-from slime.utils.engine_client import EngineClient
 from slime.utils.reward_model import RewardModel
 from slime.utils.tiny_model import make_tiny_model, write_byte_tokenizer
 from slime.utils.types import Sample
-from tests.engine.engine_process import (
-    START_DEADLINE_S,
-    engine_command,
-    engine_environment,
-    free_port,
-    stop_process,
-)
+from tests.engine.engine_process import START_DEADLINE_S, engine_environment, free_port, serving
 
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -45,19 +38,12 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(model_path):
-    port = free_port()
-    command = engine_command(model_path, port, "--is-embedding", "--dtype", "float32")
-    process = subprocess.Popen(command, env=engine_environment())
-    try:
-        with EngineClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_ready(START_DEADLINE_S, lambda: process.poll() is None)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop_process(process)
+    with serving(model_path, "--is-embedding", "--dtype", "float32") as (url, _):
+        yield url
 
 
 def classify(url: str, **body) -> httpx.Response:
-    return httpx.post(f"{url}/classify", json=body, trust_env=False, timeout=30)
+    return httpx.post(f"{url}/classify", json=body, trust_env=False, timeout=60)
 
 
 def test_texts_and_ids_one_or_several_get_the_models_scores(url, model_path):
@@ -81,7 +67,7 @@ def test_what_is_no_sequence_is_refused_and_the_engine_goes_on(url, body):
 
 def test_rewards_are_the_same_in_process_and_from_the_engine(url, model_path):
     async def both(sample: Sample) -> list[float]:
-        shared = dict(custom_rm_path=None, rm_type="reward_model", rm_timeout=30.0, hf_checkpoint=None)
+        shared = dict(custom_rm_path=None, rm_type="reward_model", rm_timeout=60.0, hf_checkpoint=None)
         here = SimpleNamespace(rm_url=None, rm_model_path=model_path, **shared)
         there = SimpleNamespace(rm_url=url, rm_model_path=model_path, **shared)
         return [await async_rm(args, sample) for args in (here, there)]
@@ -107,5 +93,5 @@ def test_model_without_a_head_is_refused_at_start(tmp_path):
         "--port",
         str(free_port()),
     ]
-    ended = subprocess.run(command, env=engine_environment(), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=engine_environment(), capture_output=True, text=True, timeout=START_DEADLINE_S)
     assert ended.returncode == 1 and "is no reward model" in ended.stderr

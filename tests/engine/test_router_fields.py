@@ -63,20 +63,20 @@ def engine():
 def test_the_fields_of_replays_reach_the_engine_through_our_router_only(engine, tmp_path, replays, top_p):
     args = SimpleNamespace(
         run_dir=str(tmp_path), router_given={}, router_policy="round_robin", router_log_level="warn",
-        sglang_router_request_timeout_secs=30, use_rollout_routing_replay=replays, rollout_top_p=top_p,
+        sglang_router_request_timeout_secs=60, use_rollout_routing_replay=replays, rollout_top_p=top_p,
         multimodal_keys=None, eval_datasets=[],
     )  # fmt: skip
     router = Router(args, "127.0.0.1")
     try:
         router.start()
         router.add_workers([engine])
-        httpx.post(f"{router.url}/generate", json=BODY, timeout=30, trust_env=False).raise_for_status()
+        httpx.post(f"{router.url}/generate", json=BODY, timeout=60, trust_env=False).raise_for_status()
         router.check_alive()
         os.kill(router._process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="the router at http://127.0.0.1:.* died with status 137"):
-            for _ in range(50):
+            for _ in range(1200):
                 router.check_alive()
-                time.sleep(0.1)
+                time.sleep(0.05)
     finally:
         router.stop()
     (received,) = FakeEngine.received

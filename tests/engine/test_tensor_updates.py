@@ -168,17 +168,8 @@ def test_one_payload_per_rank_is_demanded(api, update):
 
 
 def test_fb_a23_requests_in_flight_live_through_an_update_and_carry_both_versions(api, update, other_model_dir):
-    from concurrent.futures import ThreadPoolExecutor
-
-    sampling = {"max_new_tokens": 400, "ignore_eos": True}
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(api.generate, [i + 1], sampling) for i in range(8)]
-        api.wait_for_running(8)
-        before = api.client.weight_version()
-        api.client.pause("in_place")
-        update(tensor_wire.flatten(list(weights_of(other_model_dir).items())), FLATTENED_BUCKET, version="new")
-        api.client.continue_generation()
-        answers = [future.result(60)["meta_info"] for future in futures]
-    for meta in answers:
+    before, bucket = api.client.weight_version(), tensor_wire.flatten(list(weights_of(other_model_dir).items()))
+    answers = api.interrupted(lambda: update(bucket, FLATTENED_BUCKET, version="new"), [[i + 1] for i in range(8)])
+    for meta in (answer["meta_info"] for answer in answers):
         assert meta["finish_reason"]["type"] == "length"
         assert [span["version"] for span in meta["weight_versions"]] == [before, "new"]

@@ -14,7 +14,7 @@ from slime.utils.checksum import tensor_checksum
 from slime.utils.distributed_utils import destroy_process_group, init_process_group
 from slime.utils.engine_client import EngineError
 from slime.utils.sglang_checksum import sglang_checksums
-from tests.engine.engine_process import free_port
+from tests.engine.engine_process import Api, free_port, serving
 
 PROMPT = [10, 20, 30, 40]
 pytestmark = pytest.mark.usefixtures("original_weights")
@@ -30,8 +30,8 @@ class Trainer:
             target=client.init_weights_update_group, args=("127.0.0.1", port, 1, 2, name, "gloo"), daemon=True
         )
         joined.start()
-        self.group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, 0, name, 20)
-        joined.join(20)
+        self.group = init_process_group("gloo", f"tcp://127.0.0.1:{port}", 2, 0, name, 60)
+        joined.join(60)
 
     def send(
         self, tensors: dict[str, torch.Tensor], announced: dict[str, list[int]] | None = None, version=None
@@ -119,24 +119,35 @@ def test_update_that_does_not_fit_changes_nothing_and_the_next_one_works(
     assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
 
 
+@pytest.fixture(scope="module")
+def impatient(model_dir):
+    """An engine that waits for weights no longer than 3 s."""
+    with serving(model_dir, "--weight-update-timeout-s", "3") as (url, _):
+        api = Api(url)
+        yield api
+        api.close()
+
+
 @pytest.mark.embedded_only
-def test_broadcast_that_never_comes_times_out_and_a_new_group_works(api, trainer, model_dir, other_model_dir):
-    api.client.begin_weight_update()
+def test_broadcast_that_never_comes_times_out_and_a_new_group_works(impatient, model_dir, other_model_dir):
+    trainer = Trainer(impatient.client)
+    impatient.client.begin_weight_update()
     with pytest.raises(EngineError, match="receiving 1 weights"):
-        api.client.update_weights_from_distributed(["model.norm.weight"], ["float32"], [[64]], trainer.name)
-    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
-    assert api.greedy(PROMPT)["output_ids"]
-    second = Trainer(api.client, "second-group")
+        impatient.client.update_weights_from_distributed(["model.norm.weight"], ["float32"], [[64]], trainer.name)
+    assert impatient.client.weights_checker("checksum")["checksums"] == checksums_of(model_dir)
+    assert impatient.greedy(PROMPT)["output_ids"]
+    trainer.leave()
+    second = Trainer(impatient.client, "second-group")
     second.send(load_file(str(other_model_dir / "model.safetensors")), version="2")
     second.leave()
-    assert api.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
+    assert impatient.client.weights_checker("checksum")["checksums"] == checksums_of(other_model_dir)
 
 
 @pytest.mark.embedded_only
-def test_group_that_nobody_joins_is_a_400(api):
+def test_group_that_nobody_joins_is_a_400(impatient):
     with pytest.raises(EngineError, match="not formed within"):
-        api.client.init_weights_update_group("127.0.0.1", free_port(), 1, 2, "lonely", "gloo")
-    assert api.greedy(PROMPT)["output_ids"]
+        impatient.client.init_weights_update_group("127.0.0.1", free_port(), 1, 2, "lonely", "gloo")
+    assert impatient.greedy(PROMPT)["output_ids"]
 
 
 @pytest.mark.embedded_only  # a broken file ends SGLang
@@ -151,33 +162,33 @@ def test_update_from_a_bad_folder_changes_nothing(api, tmp_path, model_dir):
 
 @pytest.mark.parametrize("mode", [pytest.param("in_place", marks=pytest.mark.embedded_only), "retract"])
 def test_tokens_of_an_interrupted_request_carry_both_versions(api, other_model_dir, mode):
-    sampling = {"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True}
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(api.generate, PROMPT, sampling)
-        api.wait_for_running(1)
-        before = api.client.weight_version()
-        api.client.pause(mode)
+    before = api.client.weight_version()
+
+    def update():
         api.client.update_weights_from_disk(str(other_model_dir), weight_version="11")
-        api.client.continue_generation()
-        meta = future.result(60)["meta_info"]
-    cut = meta["weight_versions"][0]["end"]
-    assert 0 < cut < 400
+
+    (answer,) = api.interrupted(update, [PROMPT], mode, temperature=1.0)
+    meta = answer["meta_info"]
+    cut, end = meta["weight_versions"][0]["end"], meta["completion_tokens"]
+    assert 0 < cut < end == meta["finish_reason"]["length"]
     assert meta["weight_versions"] == [
         {"version": before, "start": 0, "end": cut},
-        {"version": "11", "start": cut, "end": 400},
+        {"version": "11", "start": cut, "end": end},
     ]
     assert meta["weight_version"] == "11"
     assert meta["finish_reason"]["type"] == "length"
 
 
 def test_fb_a23_new_version_alone_aborts_nothing(api):
+    sampling = {"max_new_tokens": 4000, "ignore_eos": True}
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(api.generate, [i + 1], {"max_new_tokens": 400, "ignore_eos": True}) for i in range(4)]
+        futures = [pool.submit(api.generate, [i + 1], sampling) for i in range(4)]
         api.wait_for_running(4)
         api.client.update_weight_version("next")
+        api.wait_for_running(4, 0)
+        api.client.abort()
         answers = [future.result(60) for future in futures]
     for answer in answers:
-        assert answer["meta_info"]["finish_reason"]["type"] == "length"
         assert [span["version"] for span in answer["meta_info"]["weight_versions"]][-1] == "next"
 
 
@@ -221,8 +232,8 @@ def test_released_engine_refuses_to_generate_until_resumed(api):
 @pytest.mark.embedded_only
 def test_release_while_requests_run_is_refused(api):
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(api.generate, PROMPT, {"max_new_tokens": 400, "ignore_eos": True})
+        future = pool.submit(api.generate, PROMPT, {"max_new_tokens": 4000, "ignore_eos": True})
         api.wait_for_running(1)
         assert api.post("/release_memory_occupation").status_code == 400
         api.client.abort()
-        future.result(10)
+        future.result(60)

@@ -66,7 +66,7 @@ def test_kit_runs_against_another_implementation(tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{kit.ROOT}{os.pathsep}{tmp_path}"}
 
     def run(only):
-        return subprocess.run([*command, only], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60)
+        return subprocess.run([*command, only], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
 
     done = run("first_fit")
     assert done.returncode == 0 and "2 of 2 vectors pass (other)" in done.stdout, done.stdout + done.stderr

@@ -81,7 +81,7 @@ def source_script(name: str, **environment: str) -> list[str]:
         ["bash", "-euc", command],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=120,
         env={"PATH": "/usr/bin:/bin", **environment},
     )
     assert done.returncode == 0, done.stderr
@@ -191,7 +191,7 @@ def test_flags_are_known_and_norms_rope_and_mlp_are_stated(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_leaves_only_its_array_behind(name):
     command = f'before="$(compgen -v)"; source "{FOLDER / name}.sh"; comm -13 <(sort <<<"$before") <(compgen -v | sort)'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert (set(done.stdout.split()) - {"before", "_", "PIPESTATUS"}, done.stderr) == ({"MODEL_ARGS"}, "")
 
 
@@ -221,6 +221,6 @@ def test_a_relative_path_in_the_script_s_own_folder_works():
         cwd=FOLDER,
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=120,
     )
     assert int(done.stdout) > 20, done.stderr

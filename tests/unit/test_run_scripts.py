@@ -44,7 +44,7 @@ def run_script(tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
             env={"PATH": "/usr/bin:/bin", "PYTHON": str(recorder), **environment},
         )
         assert done.returncode == 0, done.stderr
@@ -76,7 +76,11 @@ def test_the_cluster_script_s_flags_are_accepted(run_script, prompts, tmp_path, 
 
 def test_the_cluster_script_says_what_it_needs():
     done = subprocess.run(
-        ["bash", SCRIPTS / "run-qwen3-4B.sh"], capture_output=True, text=True, timeout=20, env={"PATH": "/usr/bin:/bin"}
+        ["bash", SCRIPTS / "run-qwen3-4B.sh"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PATH": "/usr/bin:/bin"},
     )
     assert done.returncode != 0
     assert "HF_CHECKPOINT: folder of the Hugging Face model" in done.stderr

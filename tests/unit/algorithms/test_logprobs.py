@@ -57,7 +57,7 @@ def test_two_vocabulary_shards_equal_one(batch):
         """Run both shards in lockstep threads with a tiny all-reduce."""
         import threading
 
-        barrier, box, out = threading.Barrier(2, timeout=10), {}, {}
+        barrier, box, out = threading.Barrier(2, timeout=60), {}, {}
 
         def collective(rank, combine):
             def reduce(x):
@@ -82,7 +82,7 @@ def test_two_vocabulary_shards_equal_one(batch):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=60)
         return out
 
     shards = run_shards()

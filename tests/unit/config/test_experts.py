@@ -113,7 +113,7 @@ def test_kernels_are_put_back_without_a_gpu(parse_experts):
 def test_model_scripts_fit_their_models(parse_experts, name):
     words = subprocess.run(
         ["bash", "-euc", f'source "{REPO}/scripts/models/{name}.sh"; printf "%s\\n" "${{MODEL_ARGS[@]}}"'],
-        capture_output=True, text=True, timeout=10, check=True,
+        capture_output=True, text=True, timeout=120, check=True,
     ).stdout.splitlines()  # fmt: skip
     layers, hidden, heads, width = (48, 2048, 32, 768) if "30B" in name else (94, 4096, 64, 1536)
     args = parse_experts(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -49,7 +48,7 @@ class ScriptedServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(5)
+        self._thread.join(60)
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with EngineClient(server.url, timeout_s=5) as client:
+    with EngineClient(server.url, timeout_s=60) as client:
         yield client
 
 
@@ -82,7 +81,7 @@ def test_success_false_counts_as_failure(server, client):
 
 def test_flush_waits_for_a_busy_engine(server, client):
     server.script["/flush_cache"] = [(400, "busy"), (400, "busy"), (200, "flushed")]
-    client.flush_cache(deadline_s=5)
+    client.flush_cache(deadline_s=60)
     assert len(server.calls) == 3
 
 
@@ -157,14 +156,14 @@ def test_load_forms_of_all_servers_are_understood(server, client, answer):
 
 def test_wait_ready_ends_when_the_engine_generates(server, client):
     server.script["/health_generate"] = [(503, "loading"), (200, "ok")]
-    client.wait_ready(5)
+    client.wait_ready(60)
     assert len(server.calls) == 2
 
 
 def test_wait_ready_gives_up_when_the_process_ended(client):
     alive = iter([True, False])
     with pytest.raises(EngineError, match="process ended"):
-        client.wait_ready(5, lambda: next(alive))
+        client.wait_ready(60, lambda: next(alive))
 
 
 def test_wait_ready_deadline_shows_what_was_seen_last(server, client):
@@ -175,25 +174,18 @@ def test_wait_ready_deadline_shows_what_was_seen_last(server, client):
 
 def test_refused_connection_is_an_error_after_the_retries():
     with EngineClient("http://127.0.0.1:9", connect_retries=1) as client:
-        start = time.monotonic()
         with pytest.raises(EngineError, match=r"no connection after 2 attempt"):
             client.model_info()
-        assert time.monotonic() - start < 2
         assert not client.is_healthy()
 
 
 def test_silent_engine_is_an_error_with_the_deadline(server):
+    gave_up = threading.Event()
     with EngineClient(server.url, timeout_s=0.2) as client:
-        server.script["/pause_generation"] = [(200, {})]
-        original = server._server.RequestHandlerClass.answer
-
-        def slow(handler):
-            time.sleep(0.5)
-            original(handler)
-
-        server._server.RequestHandlerClass.do_POST = slow
+        server._server.RequestHandlerClass.do_POST = lambda handler: gave_up.wait(60)
         with pytest.raises(EngineError, match="no answer within 0.2 s"):
             client.pause()
+        gave_up.set()
 
 
 def test_proxies_of_the_environment_are_not_used(server, monkeypatch):
@@ -217,7 +209,7 @@ def test_connection_is_kept_from_call_to_call_and_between_threads_never_shared(s
     original, together = server._server.RequestHandlerClass.answer, threading.Barrier(3)
 
     def answer_together(handler):
-        together.wait(5)
+        together.wait(60)
         original(handler)
 
     server._server.RequestHandlerClass.do_GET = answer_together
@@ -225,7 +217,7 @@ def test_connection_is_kept_from_call_to_call_and_between_threads_never_shared(s
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert not together.broken and len(accepted) == 3
 
 
@@ -246,4 +238,4 @@ def test_connection_that_the_server_closed_meanwhile_is_not_used(server, client)
 
 def wait_until_closed(client):
     sock = client._http._idle[0].sock
-    assert select.select([sock], [], [], 5)[0], "the server did not close the connection"
+    assert select.select([sock], [], [], 60)[0], "the server did not close the connection"

@@ -36,7 +36,7 @@ class Server:
         for request in requests:
             self.engine.scheduler.submit(request)
         for _ in requests:
-            self.ended.get(timeout=20)
+            self.ended.get(timeout=60)
         writer = self.engine.api._writer
         return [(r.prompt_ids + r.output_ids, writer.reply(r, False)["meta_info"]) for r in requests]
 

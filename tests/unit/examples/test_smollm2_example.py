@@ -76,7 +76,7 @@ def test_the_run_script_s_flags_are_accepted(tmp_path):
     for name in ("train", "held_out"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n' * 8)
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(recorder), "WORK": str(tmp_path)}
-    subprocess.run(["bash", EXAMPLE / "run.sh", "--seed", "7"], env=environment, timeout=20, check=True)
+    subprocess.run(["bash", EXAMPLE / "run.sh", "--seed", "7"], env=environment, timeout=120, check=True)
     script, *arguments = record.read_text().splitlines()
     assert Path(script) == ROOT / "train.py"
     args = parse_args([*arguments, "--output-dir", str(tmp_path / "outputs")])
@@ -85,7 +85,7 @@ def test_the_run_script_s_flags_are_accepted(tmp_path):
 
 def convert(*arguments) -> str:
     tool = ROOT / "tools" / "convert_gguf_to_hf.py"
-    done = subprocess.run([sys.executable, tool, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, tool, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     return done.stderr
 

@@ -23,7 +23,7 @@ def test_counts_are_exact_when_many_threads_add():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     phase = progress.snapshot()["phases"]["generate"]
     assert (phase["done"], phase["total"], phase["counters"]) == (4000, 4000, {"tokens": 12000})
 

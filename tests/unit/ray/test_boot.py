@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import ray
 
 from slime.ray import boot
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_before(monkeypatch, tmp_path):
+    """What `connect` leaves in it is meant for the processes of one run, and Ray reads it again at its next start."""
+    before = dict(os.environ)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "no token"))
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

@@ -112,9 +112,9 @@ def test_gpqa_rejects_other_choices(response, label, metadata):
 
 @pytest.mark.parametrize("text", ["answer " * 20000, "answer: " + "(" * 50000, "it is " * 20000, "A " * 50000])
 def test_gpqa_reads_long_repetitive_replies_quickly(text):
-    started = time.perf_counter()
+    started = time.process_time()
     compute_gpqa_reward(text, "B", {})
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 def test_gpqa_named_letter_outside_the_valid_set_falls_back():

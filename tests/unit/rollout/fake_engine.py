@@ -6,7 +6,9 @@ It answers with ids of a fixed script or of the prompt, keeps what it was asked,
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +31,17 @@ def reply(
     return {"text": text, "meta_info": meta_info}
 
 
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait inside of an `answer` for what has to come before it."""
+    give_up_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_at, f"waited 60 s for {what}"
+        await asyncio.sleep(0.002)
+
+
 class FakeEngine:
-    """Serves on a thread of its own. `answer(payload)` gives the reply (its `after_s` delays it) or a list of all answers, an int for
-    an error status, or "hang"."""
+    """Serves on a thread of its own. `answer(payload)`, async or not, gives the reply (its `after_s` delays it) or a list of all
+    answers, an int for an error status, or "hang"."""
 
     def __init__(self, answer: Callable[[dict], Any] | None = None) -> None:
         self.answer = answer or (lambda payload: reply([7, 8, 9], "abc"))
@@ -44,7 +54,7 @@ class FakeEngine:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10), "the fake engine did not start in 10 s"
+        assert self._ready.wait(60), "the fake engine did not start in 60 s"
 
     @property
     def url(self) -> str:
@@ -74,7 +84,7 @@ class FakeEngine:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         if self.stream is not None:
@@ -83,6 +93,8 @@ class FakeEngine:
         self.requests.append(payload)
         self.headers.append(dict(request.headers))
         answer = self.answer(payload)
+        if inspect.isawaitable(answer):
+            answer = await answer
         if isinstance(answer, int):
             return web.json_response({"error": {"message": f"status {answer}"}}, status=answer)
         if isinstance(answer, tuple):

@@ -60,6 +60,10 @@ def plain_hangs_on_group_0(args, sample, **kwargs):
     return 1.0
 
 
+def plain_one(args, sample, **kwargs):
+    return 1.0
+
+
 def plain_slow(args, sample, **kwargs):
     time.sleep(0.1)
     return 1.0

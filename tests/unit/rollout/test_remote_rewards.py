@@ -67,16 +67,16 @@ class Service:
             await asyncio.sleep(0.1)
             writer.write(answer(b"0.5"))
         elif path == "/hang":
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         elif path == "/drip":
             writer.write(answer(b"", length=10_000))
-            for _ in range(100):
+            for _ in range(10_000):
                 writer.write(b"1")
                 await writer.drain()
                 await asyncio.sleep(0.05)
         elif path == "/flood":
             writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-            for _ in range(1000):
+            for _ in range(1_000_000):
                 writer.write(b"1" * 65536)
                 await writer.drain()
         elif path == "/busy-once" and self.paths.count(path) == 1:
@@ -136,7 +136,7 @@ def test_hostile_service_costs_its_sample_and_nothing_else(engine, make_args, ca
         (sample,), service = scored(engine, make_args, path, rm_timeout=0.3)
     assert (sample.status, sample.reward, sample.remove_sample) == (Sample.Status.FAILED, 0.0, True)
     assert "reward of sample 0 failed" in caplog.text and sample.metadata["reward_error"]
-    assert service.seconds < 2
+    assert service.seconds < 60
     assert "/good" not in service.paths
     assert path != "/flood" or "answered more than 1048576 bytes" in caplog.text
 
@@ -152,6 +152,6 @@ def test_service_that_is_busy_or_has_moved_on_its_server_is_asked_again(engine, 
 def test_service_is_not_overrun_and_waiting_for_a_turn_does_not_count(engine, make_args, monkeypatch, score):
     assert generate_state.NUM_REMOTE_REWARDS == 64
     monkeypatch.setattr(generate_state, "NUM_REMOTE_REWARDS", 4)
-    samples, service = scored(engine, make_args, "/slow", 32, score, rm_timeout=0.6)
-    assert [sample.reward for sample in samples] == [0.5] * 32  # 0.8 seconds in all
+    samples, service = scored(engine, make_args, "/slow", 48, score, rm_timeout=1.1)
+    assert [sample.reward for sample in samples] == [0.5] * 48  # 1.2 seconds in all
     assert service.most_open == 4

@@ -1,12 +1,12 @@
 """How a round is over-provisioned and ended: the age limit, and policies of users."""
 
 import pytest
-from fake_engine import reply
+from fake_engine import reply, until
 
 from slime.rollout.data_source import create_data_source
 from slime.rollout.ledger_check import check
 from slime.rollout.round_policy import RoundPolicy, create_policy
-from slime.rollout.sglang_rollout import generate_rollout
+from slime.rollout.sglang_rollout import GenerateState, generate_rollout
 
 DROPPING = "slime.rollout.round_policy.DropOldGroups"
 
@@ -21,14 +21,16 @@ def rows(output):
 
 
 class SlowRow:
-    """Row 0 gives two tokens a round and hangs; after `rounds` of them it ends 0.2 s after the others."""
+    """Row 0 gives two tokens a round and hangs; after `rounds` of them it ends 0.2 s after the others, which ask later than it."""
 
     def __init__(self, rounds):
-        self.left = 2 * rounds  # two samples
+        self.left, self.asked = 2 * rounds, 0  # two samples
 
-    def __call__(self, payload):
+    async def __call__(self, payload):
         if row_of(payload) != 0:
+            await until(lambda: self.asked >= 2, "the requests of row 0")
             return reply([7], "a")
+        self.asked += 1
         self.left -= 1
         return {"hang": [5, 6]} if self.left >= 0 else 0.2
 
@@ -38,6 +40,7 @@ def three_rounds(engine, make_args, **overrides):
     source = create_data_source(args)
     outputs = []
     for rollout_id in range(3):
+        engine.answer.asked = 0 if rollout_id < 2 else 2  # in the last round row 0 may be done or dropped
         outputs.append(generate_rollout(args, rollout_id, source))
         source.mark_finished(outputs[-1].samples)
         assert check(source.state_dict()).problems == []
@@ -85,10 +88,19 @@ def test_what_is_older_than_the_limit_when_it_is_drawn_is_not_trained(engine, ma
 def test_finished_surplus_is_kept_unless_it_would_be_too_old_next_round(engine, make_args, max_age, response_length):
     args = make_args(engine, partial_rollout_max_age=max_age, round_policy_path=f"{__name__}.TakeThree")
     source = create_data_source(args)
+    progress, late_row = GenerateState(args).progress, 2
+
+    async def answer(payload):
+        if row_of(payload) == late_row:
+            await until(lambda: progress.snapshot()["phases"]["generate"]["done"] == 2, "the two others")
+        return reply([7, 8, 9], "abc")
+
+    engine.answer = answer
     output = generate_rollout(args, 0, source)
     assert rows(output) == [0, 1] and output.metrics["rollout/surplus_groups"] == 1
     (waiting,) = source.buffer
     assert [sample.response_length for sample in waiting] == [response_length] * 2
+    late_row = 4
     assert rows(generate_rollout(args, 1, source)) == [2, 3]
 
 
@@ -109,7 +121,7 @@ class StopsEarly(RoundPolicy):
 
 def test_a_policy_that_ends_a_round_without_enough_groups_is_named(engine, make_args):
     args = make_args(engine, round_policy_path=f"{__name__}.StopsEarly", rollout_batch_size=4)
-    engine.answer = lambda payload: 0.1 * row_of(payload)
+    engine.answer = lambda payload: reply([7]) if row_of(payload) == 0 else "hang"
     with pytest.raises(RuntimeError, match="StopsEarly ended the round with 1 of 4 groups"):
         generate_rollout(args, 0, create_data_source(args))
 

@@ -2,10 +2,11 @@ import asyncio
 import copy
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import stub_rm
-from fake_engine import reply
+from fake_engine import reply, until
 
 from slime.rollout.data_source import create_data_source
 from slime.rollout.filter_hub.dynamic_sampling_filters import (
@@ -15,7 +16,7 @@ from slime.rollout.filter_hub.dynamic_sampling_filters import (
 from slime.rollout.scoring import mark_reward_failed
 from slime.rollout.sglang_rollout import GenerateState, generate, generate_rollout
 from slime.utils.async_utils import run
-from slime.utils.http_utils import HTTPStatusError, find_free_port
+from slime.utils.http_utils import HeldPort, HTTPStatusError
 from slime.utils.types import Sample
 
 FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters."
@@ -28,6 +29,30 @@ def indices(output):
 def row_of(payload):
     """The digit in the prompt "pN"."""
     return payload["input_ids"][1] - 24
+
+
+def later_than_the_passed(args, is_late):
+    """An engine that answers late prompts once the two groups of the round have passed."""
+    progress = GenerateState(args).progress
+
+    async def answer(payload):
+        if is_late(row_of(payload)):
+            await until(lambda: progress.snapshot()["phases"]["generate"]["done"] == 2, "two groups")
+        return reply([7, 8, 9], "abc")
+
+    return answer
+
+
+def in_turn(source, outcome):
+    """An engine that answers the odd prompts once those before them have come to this end."""
+
+    async def answer(payload):
+        row = row_of(payload)
+        if row % 2:
+            await until(lambda: source.stats()[outcome] > row // 2, f"the end of prompt {row - 1}")
+        return reply([7, 8, 9], "abc")
+
+    return answer
 
 
 def test_a_round_returns_the_asked_groups_in_order(engine, make_args):
@@ -162,6 +187,7 @@ def test_only_prompts_that_do_not_fit_end_in_an_error(engine, make_args):
 def test_filter_drops_groups_and_fetches_more(engine, make_args):
     args = make_args(engine, dynamic_sampling_filter_path="stub_rm.keep_odd_groups")
     source = create_data_source(args)
+    engine.answer = in_turn(source, "filtered")
     output = generate_rollout(args, 0, source)
     assert indices(output) == [[2, 3], [6, 7]]
     assert source.stats()["filtered"] == 2 and source.stats()["in_flight"] == 2
@@ -218,9 +244,9 @@ def test_over_sampling_takes_the_first_groups_and_keeps_the_rest_for_later(engin
 
 
 def test_surplus_groups_are_counted_and_used_next_round(engine, make_args):
-    engine.answer = lambda payload: 0.15
-    args = make_args(engine, over_sampling_batch_size=4, sglang_server_concurrency=64)
+    args = make_args(engine, over_sampling_batch_size=4)
     source = create_data_source(args)
+    engine.answer = later_than_the_passed(args, lambda row: row > 1)
     output = generate_rollout(args, 0, source)
     surplus = output.metrics.get("rollout/surplus_groups", 0)
     assert surplus + output.metrics.get("rollout/aborted_groups", 0) == 2 == source.stats()["buffered"]
@@ -278,9 +304,9 @@ def test_fb_t08_without_partial_rollout_an_aborted_sample_starts_again_from_its_
 
 def test_fb_a18_a_dead_engine_at_the_abort_is_a_warning(engine, make_args, caplog):
     engine.answer = lambda payload: "hang" if row_of(payload) == 0 else reply([7], "a")
-    engine.extra_workers = [f"http://127.0.0.1:{find_free_port()}"]
     args = make_args(engine, over_sampling_batch_size=3)
-    with caplog.at_level(logging.WARNING):
+    with HeldPort() as held, caplog.at_level(logging.WARNING):
+        engine.extra_workers = [f"http://127.0.0.1:{held.port}"]
         output = generate_rollout(args, 0, create_data_source(args))
     assert indices(output) == [[2, 3], [4, 5]]
     assert f"engine {engine.extra_workers[0]} did not take the abort" in caplog.text
@@ -298,6 +324,7 @@ def test_fb_o11_the_all_samples_hook_sees_dropped_groups_and_a_usable_source(eng
         rollout_sample_filter_path="stub_rm.remember_kept",
     )
     source = create_data_source(args)
+    engine.answer = in_turn(source, "filtered")
     output = generate_rollout(args, 0, source)
     groups, given = stub_rm.seen["all"][0]
     assert [group[0].group_index for group in groups] == [0, 1, 2, 3]
@@ -349,18 +376,20 @@ def test_response_at_the_limit_stays_one_when_its_reward_fails(engine, make_args
 
 
 def test_plain_rewards_that_hang_take_nothing_from_the_later_ones(engine, make_args):
-    args = make_args(engine, custom_rm_path="stub_rm.plain_hangs_on_group_0", n_samples_per_prompt=40, rm_timeout=0.5)
-    for rollout_id in (0, 1):
-        output = generate_rollout(args, rollout_id, create_data_source(args))
-        assert output.metrics["rollout/reward_failed"] == 40
-        assert [s.reward for s in output.samples[1]] == [1.0] * 40
+    args = make_args(engine, custom_rm_path="stub_rm.plain_hangs_on_group_0", n_samples_per_prompt=40, rm_timeout=1.0)
+    output = generate_rollout(args, 0, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 40
+    assert [s.reward for s in output.samples[1]] == [1.0] * 40
+    args.custom_rm_path, args.rm_timeout = "stub_rm.plain_one", 60.0
+    output = generate_rollout(args, 1, create_data_source(args))
+    assert output.metrics["rollout/reward_failed"] == 0
 
 
 def test_time_in_the_queue_of_plain_rewards_does_not_count(engine, make_args, monkeypatch):
     monkeypatch.setattr("slime.rollout.generate_state.NUM_PLAIN_REWARDS", 1)
-    args = make_args(engine, custom_rm_path="stub_rm.plain_slow", n_samples_per_prompt=4, rm_timeout=0.3)
+    args = make_args(engine, custom_rm_path="stub_rm.plain_slow", n_samples_per_prompt=8, rm_timeout=1.5)
     output = generate_rollout(args, 0, create_data_source(args))
-    assert output.metrics["rollout/reward_failed"] == 0
+    assert output.metrics["rollout/reward_failed"] == 0  # 1.6 seconds in all
 
 
 @pytest.mark.parametrize("hook", ["stub_rm.exits_on_index_1", "stub_rm.plain_exits_on_index_1"])
@@ -399,15 +428,16 @@ def test_group_judge_that_returns_no_list_of_rewards_fails_its_group_only(engine
     assert [[s.reward for s in group] for group in output.samples] == [[0.0, 0.0]] * 8 + [[0, 1]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_group_judge_may_ask_engines_and_one_that_hangs_fails_its_group_only(engine, make_args, size, caplog):
-    args = make_args(engine, custom_rm_path="stub_rm.slow_group_0_and_engine_call", group_rm=True, rm_timeout=0.5)
-    args.n_samples_per_prompt = size
-    output = generate_rollout(args, 0, create_data_source(args))
-    assert [[s.reward for s in group] for group in output.samples] == [[0.0] * size, [1.0] * size]
-    assert output.metrics["rollout/reward_failed"] == size
-    names = ", ".join(map(str, range(size)))
-    assert f"reward of sample {names} failed: TimeoutError: no reward within --rm-timeout 0.5 s" in caplog.text
+def test_group_judge_may_ask_engines_and_one_that_hangs_fails_its_group_only(engine, make_args, caplog):
+    judge = dict(custom_rm_path="stub_rm.slow_group_0_and_engine_call", group_rm=True, rm_timeout=2.0)
+    runs = [make_args(engine, n_samples_per_prompt=size, **judge) for size in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:  # they hang side by side
+        outputs = list(pool.map(lambda args: generate_rollout(args, 0, create_data_source(args)), runs))
+    for size, output in zip((1, 2, 3), outputs, strict=True):
+        assert [[s.reward for s in group] for group in output.samples] == [[0.0] * size, [1.0] * size]
+        assert output.metrics["rollout/reward_failed"] == size
+        names = ", ".join(map(str, range(size)))
+        assert f"reward of sample {names} failed: TimeoutError: no reward within --rm-timeout 2.0 s" in caplog.text
 
 
 def test_group_rm_with_a_judge_of_single_samples_fails_one_sample_not_its_group(engine, make_args):
@@ -456,7 +486,7 @@ def test_fb_r14_a_slow_judge_of_surplus_groups_does_not_block_the_round(engine, 
     source = create_data_source(args)
     started = time.monotonic()
     output = generate_rollout(args, 0, source)
-    assert time.monotonic() - started < 5 and indices(output) == [[0, 1], [2, 3]]
+    assert time.monotonic() - started < 300 and indices(output) == [[0, 1], [2, 3]]
     assert source.buffer[0][0].reward is None
     args.custom_rm_path = "stub_rm.one"
     engine.requests.clear()
@@ -475,7 +505,7 @@ def test_fb_r15_one_failing_sample_cancels_its_siblings_and_the_next_round_works
     started = time.monotonic()
     with pytest.raises(HTTPStatusError, match="answered 500"):
         generate_rollout(args, 0, source)
-    assert time.monotonic() - started < 10  # the siblings did not run into their deadline of 20 s
+    assert time.monotonic() - started < 100  # the siblings did not run into their deadline of 120 s
 
     async def look():
         others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
@@ -488,9 +518,10 @@ def test_fb_r15_one_failing_sample_cancels_its_siblings_and_the_next_round_works
 
 
 def test_no_engine_is_a_clear_error_within_the_deadline(make_args):
-    args = make_args(sglang_router_port=find_free_port(), sglang_router_request_timeout_secs=0.3)
-    with pytest.raises(RuntimeError, match=r"POST http://127.0.0.1:\d+/generate failed.*budget 0.3 s.*last: "):
-        generate_rollout(args, 0, create_data_source(args))
+    with HeldPort() as held:
+        args = make_args(sglang_router_port=held.port, sglang_router_request_timeout_secs=0.3)
+        with pytest.raises(RuntimeError, match=r"POST http://127.0.0.1:\d+/generate failed.*budget 0.3 s.*last: "):
+            generate_rollout(args, 0, create_data_source(args))
 
 
 def test_an_exhausted_source_is_a_clear_error(engine, make_args):

@@ -29,7 +29,7 @@ def started(prompt=(1, 2)):
 
 def test_import_is_cheap():
     code = "import sys, slime.utils.types; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("kind", list(Sample.Status))
