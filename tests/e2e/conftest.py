@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-RUN_DEADLINE_S = 240
+RUN_DEADLINE_S = 600
 NUM_SLOTS = 4
 
 
@@ -109,7 +110,7 @@ def finish(process: subprocess.Popen, deadline_s: float = RUN_DEADLINE_S) -> str
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         try:
-            output = process.communicate(timeout=15)[0]
+            output = process.communicate(timeout=60)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             output = process.communicate()[0]
@@ -146,3 +147,24 @@ def processes_of(directory: Path) -> list[psutil.Process]:
         if any(str(directory) in word for word in words):
             found.append(process)
     return found
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words, none when it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def wait_until(condition, what: str, deadline_s: float = 240.0, poll_s: float = 0.1):
+    give_up_at = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < give_up_at, f"waited {deadline_s} s for {what}"
+        time.sleep(poll_s)
+    return value
+
+
+def assert_all_ends(directory: Path) -> None:
+    """Nothing of a run below ``directory`` stays; what was told to end may need a moment."""
+    wait_until(lambda: not processes_of(directory), "servers of the run to end", 60)

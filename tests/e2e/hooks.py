@@ -8,6 +8,8 @@ import os
 import random
 import time
 
+HOLD_DEADLINE_S = 240.0
+
 
 async def first_token_is_even(args, sample, **kwargs):
     """A reward that any policy can climb: the first response token is even."""
@@ -15,12 +17,13 @@ async def first_token_is_even(args, sample, **kwargs):
 
 
 async def group_judge(args, samples, **kwargs):
-    """Of four prompts one makes it raise, one makes it hang, one gets some nonsense; the last is judged with an engine's help."""
+    """Of four prompts two make it raise, the second of all makes it hang, one gets some nonsense; the last is judged with an
+    engine's help."""
     case = samples[0].group_index % 4
-    if case == 0:
-        raise RuntimeError("the judge is down")
-    if case == 1:
+    if samples[0].group_index == 1:
         await asyncio.sleep(3600)
+    if case in (0, 1):
+        raise RuntimeError("the judge is down")
     if case == 2:
         return [None, {"score": float("nan")}, {"score": 0.25, "kind": "short"}, {"score": 0.75, "kind": "long"}]
     from slime.rollout.engine_control import get_model_url
@@ -64,7 +67,45 @@ def long_step_in_round_2(args, rollout_id, step_id, model, optimizer, lr_schedul
     """Leaves a file in the run directory and takes its time, so that a test can act in the middle of training."""
     if rollout_id == 2:
         with open(os.path.join(args.run_dir, "training"), "w"):
-            time.sleep(3)
+            time.sleep(HOLD_DEADLINE_S)
+
+
+def held_beyond_a_round(args, rollout_id, step_id, model, optimizer, lr_scheduler):
+    """Before a step: waits while the file `last_round` beside the run directory names an earlier round, and then says `held`.
+
+    A test that acts on a running run is so never too late.
+    """
+    limit, give_up_at = os.path.join(args.output_dir, "last_round"), time.monotonic() + HOLD_DEADLINE_S
+    while rollout_id > _number_in(limit) and time.monotonic() < give_up_at:
+        open(os.path.join(args.output_dir, "held"), "w").close()
+        time.sleep(0.02)
+
+
+def _number_in(path) -> float:
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return float("inf")
+
+
+def held_in_update_2(args):
+    """At the start of a trainer: its third bucket of weights for version 2 waits from the file `in_update` in the run directory
+    to the file `go_on`."""
+    from slime.backends.weight_sync.distributed import BroadcastTransport
+
+    send, versions = BroadcastTransport.send, []
+
+    def held(transport, bucket, version, submit):
+        versions.append(version)
+        if version == "2" and versions.count("2") == 3:
+            open(os.path.join(args.run_dir, "in_update"), "w").close()
+            give_up_at = time.monotonic() + HOLD_DEADLINE_S
+            while not os.path.exists(os.path.join(args.run_dir, "go_on")) and time.monotonic() < give_up_at:
+                time.sleep(0.01)
+        send(transport, bucket, version, submit)
+
+    BroadcastTransport.send = held
 
 
 async def long_tailed(args, sample, sampling_params):

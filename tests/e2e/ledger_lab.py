@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 NUM_KILLS = 20
 SAVE_EVERY, LAST_ROUNDS = 2, 8
-ATTEMPT_S = 60.0
+ATTEMPT_S = 240.0
 MAX_EVENTS, AFTER_EVENT_S = 5, 0.3  # an attempt lives for some rounds and saves, and a little longer
 MODEL = "model.json"
 

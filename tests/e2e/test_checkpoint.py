@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,11 @@ from slime.observability.tracking import read_metrics
 from slime.ray.run_folders import RunFolders
 from slime.rollout import ledger_command
 from slime.rollout.data_ledger import DataLedger
-from tests.e2e.conftest import Workspace, digits_rows, finish, launch, processes_of, write_rows
+from tests.e2e.conftest import Workspace, command_line, digits_rows, finish, launch, processes_of, write_rows
 from tests.e2e.test_failures import engine_process
 from tests.e2e.test_sync_loop import SMALL
 
-KILL_DEADLINE_S = 240.0
+KILL_DEADLINE_S = 600.0
 NUM_ROWS = 40
 
 
@@ -49,20 +50,32 @@ def rounds_ended(folder: Path, since: float) -> int:
 
 def worker(name: str) -> psutil.Process:
     """A Ray actor's process of the cluster that this test session started."""
-    children = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-    (found,) = [p for p in children if "".join(p.cmdline()).startswith(f"ray::{name}")]
+    children = psutil.Process().children(recursive=True)
+    (found,) = [p for p in children if "".join(command_line(p)).startswith(f"ray::{name}")]
     return found
 
 
 def driver(folder: Path) -> psutil.Process:
-    (found,) = [p for p in processes_of(folder) if "train.py" in " ".join(p.cmdline())]
+    (found,) = [p for p in processes_of(folder) if "train.py" in " ".join(command_line(p))]
     return found
+
+
+def hold_after(folder: Path, rollout_id: int) -> None:
+    """Rounds after this one are held before their training, by tests.e2e.hooks.held_beyond_a_round."""
+    folder.mkdir(exist_ok=True)
+    (folder / "held").unlink(missing_ok=True)
+    (folder / "new").write_text(str(rollout_id))
+    (folder / "new").replace(folder / "last_round")
+
+
+def is_held(folder: Path) -> bool:
+    return (folder / "held").exists()
 
 
 def kill_in_a_save(process, folder: Path) -> None:
     save = str(folder / "save")
-    wait_for(lambda: checkpoint_dirs.tracked_round(save) == 1, "the first checkpoint", process)
-    wait_for(lambda: checkpoint_dirs.cut_short(save), "the second save", process, 0.002)
+    wait_for(lambda: checkpoint_dirs.tracked_round(save), "the first checkpoint", process)
+    wait_for(lambda: checkpoint_dirs.cut_short(save) or is_held(folder), "the second save", process, 0.002)
     time.sleep(random.Random(7).uniform(0, 0.05))
     process.kill()
 
@@ -70,7 +83,7 @@ def kill_in_a_save(process, folder: Path) -> None:
 def kill_at_random(find, seed: int):
     def kill(process, folder: Path) -> None:
         started = time.time()
-        wait_for(lambda: rounds_ended(folder, started) >= 2, "two rounds", process)
+        wait_for(lambda: rounds_ended(folder, started) >= 2 or is_held(folder), "two rounds", process)
         time.sleep(random.Random(seed).uniform(0, 0.6))
         find(folder).kill()
 
@@ -86,14 +99,33 @@ KILLS = (
 
 def kill_trainer_in_a_save(process, folder: Path) -> None:
     started = time.time()
-    wait_for(lambda: rounds_ended(folder, started), "a round", process)
+    wait_for(lambda: rounds_ended(folder, started) or is_held(folder), "a round", process)
     victim = worker("TrainActor")
-    wait_for(lambda: checkpoint_dirs.cut_short(str(folder / "save")), "a save", process, 0.002)
+    save = str(folder / "save")
+    wait_for(lambda: checkpoint_dirs.cut_short(save) or is_held(folder), "a save", process, 0.002)
     victim.kill()
 
 
 #: What the slow test adds to KILLS: the driver at no special moment, the trainer while it writes.
 MORE_KILLS = (kill_at_random(driver, 4), kill_trainer_in_a_save)
+
+
+def attempts(folder: Path, flags: list, kills, num_rounds: int, cluster) -> Iterator[str]:
+    """What each attempt of a run printed: one per kill, which comes before the last round, and the one that ends it."""
+    flags = [*flags, "--custom-megatron-before-train-step-hook-path", "tests.e2e.hooks.held_beyond_a_round"]
+    for number, kill in enumerate((*kills, None)):
+        hold_after(folder, num_rounds if kill is None else num_rounds - 1 - len(kills) + number)
+        process = launch(flags, address=cluster)
+        try:
+            if kill is not None:
+                kill(process, folder)
+                hold_after(folder, num_rounds)
+            output = finish(process, KILL_DEADLINE_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        assert process.returncode in ((0,) if kill is None else (1, -signal.SIGKILL)), output[-4000:]
+        yield output
 
 
 def final_state(folder: Path) -> dict:
@@ -149,17 +181,8 @@ def killed_and_continued(cluster, workspace, tmp_path, kills, *more) -> None:
         *("--save-debug-rollout-data", tmp_path / "dump" / "{rollout_id}.pt", *more),
     )
     resumed_at = []
-    for kill in (*kills, None):
-        process = launch(flags, address=cluster)
-        try:
-            if kill is not None:
-                kill(process, tmp_path)
-            output = finish(process, KILL_DEADLINE_S)
-        finally:
-            if process.poll() is None:
-                process.kill()
+    for output in attempts(tmp_path, flags, kills, 16, cluster):
         resumed_at += [int(line.split()[-1]) for line in output.splitlines() if "next is round" in line]
-        assert process.returncode in ((0,) if kill is None else (1, -signal.SIGKILL)), output
     assert len(resumed_at) == len(kills) and resumed_at == sorted(resumed_at), resumed_at
     trained = Counter()
     for rollout_id in range(16):
@@ -215,12 +238,7 @@ def test_deterministic_run_that_was_killed_three_times_ends_with_the_same_bits(c
             *("--save-interval", 2, "--save-hf", folder / "hf" / "{rollout_id}"),
             *("--sglang-max-running-requests", max_running),
         )
-        for kill in (*(kills if name == "killed" else ()), None):
-            process = launch(flags, address=cluster)
-            if kill is not None:
-                kill(process, folder)
-            output = finish(process, KILL_DEADLINE_S)
-            assert process.returncode in ((0,) if kill is None else (1, -signal.SIGKILL)), output[-4000:]
+        *_, output = attempts(folder, flags, kills if name == "killed" else (), NUM_ROUNDS, cluster)
         assert ("next is round" in output) == (name == "killed")
         runs[name] = read_metrics(folder / "run"), exports(folder)
     (straight, weights), (killed, weights_again) = runs["straight"], runs["killed"]

@@ -12,20 +12,12 @@ import pytest
 import torch
 
 from slime.config import checkpoint_dirs
-from tests.e2e.conftest import base_flags, finish, launch, processes_of
+from tests.e2e.conftest import assert_all_ends, base_flags, command_line, finish, launch, processes_of, wait_until
 from tests.e2e.test_hook_examples import missing, undocumented
 from tests.e2e.test_sync_loop import SMALL
 
 REWARDS = "tests.e2e.hooks."
 INTERRUPT_DEADLINE_S = 10.0
-
-
-def wait_until(condition, what: str, deadline_s: float = 120.0, poll_s: float = 0.1):
-    give_up_at = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < give_up_at, f"waited {deadline_s} s for {what}"
-        time.sleep(poll_s)
-    return value
 
 
 def rounds_in(directory: Path) -> int:
@@ -36,7 +28,7 @@ def rounds_in(directory: Path) -> int:
 def engine_process(directory: Path) -> psutil.Process | None:
     """The engine of a run below ``directory``: the server itself, not its supervisor."""
     for process in processes_of(directory):
-        words = process.cmdline()
+        words = command_line(process)
         if "slime.engine" in words and "slime.utils.supervise" not in words:
             return process
     return None
@@ -44,7 +36,7 @@ def engine_process(directory: Path) -> psutil.Process | None:
 
 def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run_goes_on(train, tmp_path):
     run = train(
-        *(*SMALL, "--num-rollout", 2, "--group-rm", "--custom-rm-path", REWARDS + "group_judge", "--rm-timeout", 1),
+        *(*SMALL, "--num-rollout", 2, "--group-rm", "--custom-rm-path", REWARDS + "group_judge", "--rm-timeout", 5),
         *("--reward-key", "score", "--log-reward-category", "kind", "--log-passrate"),
         *("--log-correct-samples", "--use-rollout-entropy", "--use-kl-loss", "--kl-loss-coef", 0.01, "--use-tis"),
         *("--save-debug-rollout-data", tmp_path / "dump_{rollout_id}.pt"),
@@ -53,7 +45,7 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
     assert run.series("rollout/reward_failed") == [4 + 4 + 2] * 2
     assert run.series("rollout/raw_reward") == [(0.25 + 0.75 + 2 * 1.0) / 6] * 2  # of those that have one
     assert "reward of sample 0, 1, 2, 3 failed: RuntimeError: the judge is down" in run.output
-    assert "reward of sample 4, 5, 6, 7 failed: TimeoutError: no reward within --rm-timeout 1" in run.output
+    assert "reward of sample 4, 5, 6, 7 failed: TimeoutError: no reward within --rm-timeout 5" in run.output
     assert (
         run.series("rollout/error_cat/short") == [5 / 16] * 2 and run.series("rollout/error_cat/long") == [1 / 16] * 2
     )
@@ -63,13 +55,13 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
     assert len(run.metrics("train/step")) == 2 and min(run.series("train/grad_norm")) > 0
     assert (missing(run), undocumented(run)) == (set(), set())
     (record,) = (run.directory / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"rollout/reward_failed" in record.read_bytes()
+    wait_until(lambda: b"rollout/reward_failed" in record.read_bytes(), "W&B's own process to write")
 
 
 def test_a_round_whose_rewards_all_fail_is_one_error_with_the_cause(train, tmp_path):
     run = train(*SMALL, "--num-rollout", 1, "--custom-rm-path", REWARDS + "always_fails", check=False)
     assert run.status == 1 and "the judge is down" in run.output
-    assert not processes_of(tmp_path)
+    assert_all_ends(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -102,21 +94,23 @@ def test_one_of_two_engines_that_dies_in_a_round_is_one_error_that_names_it(clus
     process = launch([*flags, *SMALL, "--rollout-num-gpus", "2", "--num-rollout", "5000"], address=cluster)
     wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
     engine_process(tmp_path).kill()
-    output = finish(process, 150)
+    output = finish(process)
     assert process.returncode == 1
     assert "1 of 2 rollout engines died" in output and "http://" in output, output[-3000:]
-    assert not processes_of(tmp_path)
+    assert_all_ends(tmp_path)
 
 
-def while_training(directory: Path) -> None:
-    """A step of round 2 runs: the hook says so and takes its time."""
+def while_training(directory: Path) -> int:
+    """A step of round 2 runs: the hook says so and takes its time. Returns the round of the checkpoint."""
     wait_until(lambda: (directory / "training").exists(), "training of round 2", poll_s=0.01)
+    return 1
 
 
-def while_saving(directory: Path) -> None:
+def while_saving(directory: Path) -> int:
     save = str(directory / "checkpoints")
-    wait_until(lambda: checkpoint_dirs.tracked_round(save) == 1, "the checkpoint of round 1", poll_s=0.01)
+    wait_until(lambda: checkpoint_dirs.tracked_round(save), "the checkpoint of round 1", poll_s=0.01)
     wait_until(lambda: checkpoint_dirs.cut_short(save), "the next save", poll_s=0.002)
+    return checkpoint_dirs.tracked_round(save)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_interrupt_ends_everything_within_ten_seconds_and_keeps_the_checkpoint(
         flags += ["--custom-megatron-before-train-step-hook-path", "tests.e2e.hooks.long_step_in_round_2"]
     process = launch(flags, address=None)
     try:
-        moment(tmp_path / "run")
+        saved = moment(tmp_path / "run")
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         assert len(family) > 6, "Ray, engine and router are running"
         (os.killpg if whole_group else os.kill)(process.pid, signal_number)
@@ -146,9 +140,9 @@ def test_interrupt_ends_everything_within_ten_seconds_and_keeps_the_checkpoint(
             process.kill()
     assert process.returncode == 130 and "Traceback" not in output, output[-3000:]
     assert not left, [survivor.cmdline() for survivor in left]
-    assert not processes_of(tmp_path)
-    kept = checkpoint_dirs.latest(str(tmp_path / "run" / "checkpoints"))
-    assert kept.rollout_id in ((1,) if moment is while_training else (1, 2))
+    assert_all_ends(tmp_path)
+    kept = checkpoint_dirs.latest(str(tmp_path / "run" / "checkpoints")).rollout_id
+    assert kept == saved if moment is while_training else kept >= saved
 
 
 def test_killed_driver_leaves_no_server_behind(workspace, tmp_path):
@@ -156,5 +150,5 @@ def test_killed_driver_leaves_no_server_behind(workspace, tmp_path):
     process = launch([*flags, *SMALL, "--num-rollout", "5000"], address=None)
     wait_until(lambda: rounds_in(tmp_path / "run") >= 1, "the first round")
     process.kill()
-    process.communicate(timeout=15)
-    wait_until(lambda: not processes_of(tmp_path), "engine and router to end", 30)
+    process.communicate(timeout=60)
+    assert_all_ends(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 
 import torch
 
@@ -71,7 +72,7 @@ def undocumented(run: Run) -> set[str]:
 def test_all_hooks_work_together_in_a_run(train, tmp_path):
     run = train(
         *(*SMALL, "--rollout-max-response-len", 48, "--max-turns", 2),
-        *("--data-source-path", HOOKS / "data_source.py", "--rollout-stop", *"aeioustnrlhd"),
+        *("--data-source-path", HOOKS / "data_source.py", "--rollout-stop", *string.ascii_letters, *string.digits),
         *("--custom-generate-function-path", HOOKS / "multi_turn_tool.py"),
         *("--rollout-sample-hook-path", f"{HOOKS}/sample_hook.py:strip_answer"),
         *("--custom-rm-path", HOOKS / "reward_class.py", "--rm-model-path", tmp_path),

@@ -35,18 +35,18 @@ def router_port(workspace):
     command = [sys.executable, "-m", "slime.ray.router_main", json.dumps(fields)]
     with EngineClient(f"http://127.0.0.1:{port}") as client:
         try:
-            client.wait_ready(60, lambda: engine.poll() is None)
+            client.wait_ready(120, lambda: engine.poll() is None)
             process = subprocess.Popen(command, env=engine_environment(), cwd=REPO)
         except BaseException:
             stop_process(engine)
             raise
     try:
         with EngineClient(f"http://127.0.0.1:{router}") as client:
-            client.wait_ready(60, lambda: process.poll() is None)
+            client.wait_ready(120, lambda: process.poll() is None)
         yield router
     finally:
         process.kill()  # it holds the interpreter's lock, a signal handler would never run
-        process.wait(10)
+        process.wait(60)
         stop_process(engine)
 
 
@@ -86,7 +86,7 @@ def test_fb_a02_killed_twenty_times_every_prompt_ends_exactly_once(router_port, 
         cwd=REPO,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert result.returncode == 0, (result.stdout + result.stderr)[-6000:]
     starts = json.loads(result.stdout.splitlines()[-1].removeprefix("RESULT "))["starts"]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from slime.config import checkpoint_dirs
 from slime.observability.tracking import read_metrics
 from tests.e2e.conftest import base_flags, finish, launch
-from tests.e2e.test_checkpoint import rounds_ended, wait_for
+from tests.e2e.test_checkpoint import hold_after, rounds_ended, wait_for
 from tests.e2e.test_hook_examples import undocumented
 from tests.e2e.test_sync_loop import SMALL
 
@@ -35,12 +35,15 @@ def test_fb_o07_killed_and_continued_ppo_ends_with_the_same_bits_and_critic_and_
             *("--num-rollout", 5, "--num-critic-only-steps", 2, "--megatron-config-path", tmp_path / "roles.yaml"),
             *("--deterministic-mode", "--save-interval", 2, "--save-hf", folder / "hf" / "{rollout_id}"),
             *("--global-batch-size", 8, "--check-weight-update-equal"),
+            *("--custom-megatron-before-train-step-hook-path", "tests.e2e.hooks.held_beyond_a_round"),
         ]
+        hold_after(folder, 2 if name == "killed" else 5)
         process = launch(flags, address=cluster)
         if name == "killed":
             wait_for(lambda: rounds_ended(folder, 0) >= 3, "round 2, which comes after a save", process)  # noqa: B023
             process.kill()
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
+            hold_after(folder, 5)
             process = launch(flags, address=cluster)
         output = finish(process)
         assert process.returncode == 0, output[-4000:]

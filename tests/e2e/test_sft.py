@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import processes_of, write_rows
+from tests.e2e.conftest import assert_all_ends, write_rows
 
 
 def conversation(number: int) -> dict:
@@ -36,7 +36,8 @@ def test_sft_script_trains_on_conversations_and_evaluates_their_loss(train, tmp_
         *(*flags, "--prompt-data", data, "--eval-prompt-data", *sets),
         *(["--calculate-per-token-loss"] if per_token else []),
     )
-    assert not processes_of(run.directory) and not list((run.directory / "logs").glob("engine*"))
+    assert_all_ends(run.directory)
+    assert not list((run.directory / "logs").glob("engine*"))
     losses, held_out = run.series("train/loss"), run.series("eval/same-loss")
     assert losses[2] < losses[1] < losses[0] and not run.series("rollout/raw_reward")
     assert held_out[:3] == pytest.approx(
