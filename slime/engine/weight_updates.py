@@ -17,7 +17,7 @@ import torch
 
 from slime.engine.weights import Weights
 from slime.utils import device, tensor_wire
-from slime.utils.distributed_utils import destroy_process_group, init_process_group, wire_view
+from slime.utils.process_groups import destroy_process_group, init_process_group, wire_view
 from slime.utils.sglang_checksum import overall_checksum, sglang_checksums
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
 from slime.rollout.ledgered_source import group_indices
 from slime.utils.hook_calls import call_hook, wrong
+from slime.utils.hook_forms import parameter_names
 from slime.utils.types import Sample
 
 OPTION = "buffer_filter_path"
@@ -20,14 +22,9 @@ def pop_first(args, rollout_id: int | None, buffer: list[list[Sample]], num_samp
     return picked
 
 
-def is_users(args, source: Any) -> bool:
-    """Whether the user says which groups leave the buffer."""
-    return bool(args.buffer_filter_path) or _own_method(source) is not None
-
-
-def _own_method(source: Any) -> Callable | None:
-    """The seed form of the filter: a method of a user's subclass."""
-    return getattr(type(source), "buffer_filter", None)
+def own_filter(args) -> Callable:
+    """`--buffer-filter-path` or `pop_first`, to be called as (args, rollout_id, buffer, num_samples)."""
+    return partial(call_hook, args, OPTION) if args.buffer_filter_path else pop_first
 
 
 def pick(args, source: Any, buffer: list[list[Sample]], num_samples: int) -> list[list[Sample]]:
@@ -38,11 +35,11 @@ def pick(args, source: Any, buffer: list[list[Sample]], num_samples: int) -> lis
             what it returned in the buffer.
     """
     sizes = {group_index: len(group) for group in buffer for group_index in group_indices(group)}
-    method = _own_method(source)
-    if method is not None:
-        name, picked = f"{type(source).__name__}.buffer_filter", method(source, args, buffer, num_samples)
-    else:
-        name, picked = args.buffer_filter_path, call_hook(args, OPTION, args, None, buffer, num_samples)
+    function = source.buffer_filter
+    is_flag = isinstance(function, partial) and function.func is call_hook
+    name = args.buffer_filter_path if is_flag else f"{type(source).__name__}.buffer_filter"
+    seed_form = not is_flag and len(parameter_names(function)) == 3  # a method (self, args, buffer, num_samples)
+    picked = function(args, *(() if seed_form else (None,)), buffer, num_samples)
     if not isinstance(picked, list | tuple):
         raise wrong(OPTION, name, f"returned a {type(picked).__name__}")
     others = [group for group in picked if not isinstance(group, list) or not _are_samples(group)]

@@ -28,7 +28,8 @@ Entry = dict[str, Any]
 
 class DataLedger:
     """`in_flight`, `waiting`: group index -> `{"epoch", "row", "reuse"}` (None: no row of a data set), in flight also
-    `"indices"` and `"samples"` (what to hand out again after a restart). `rows`: epoch -> outcome code of each row.
+    `"indices"` and `"samples"` (what to hand out again after a restart), waiting `"kept_by_class"` where a user's class has it in a
+    place of its own. `rows`: epoch -> outcome code of each row.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class DataLedger:
         if not self.is_open(group_index):
             self.open(group_index)
         entry = self.waiting.pop(group_index, None) or self.in_flight[group_index]
-        self.in_flight[group_index] = {**entry, "indices": indices, "samples": samples}
+        self.in_flight[group_index] = {**_place(entry), "indices": indices, "samples": samples}
 
     def take_back(self, group_index: int) -> bool:
         """The group is in a buffer again; False when it was not in flight."""
@@ -172,8 +173,8 @@ class DataLedger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore; what was in flight is waiting now, because the data source serves those prompts again."""
         self.in_flight, self.delivered = {}, {}
-        everything = {**state["waiting"], **state["in_flight"]}
-        self.waiting = {g: _place(entry) for g, entry in sorted(everything.items())}
+        in_flight = {g: _place(entry) for g, entry in state["in_flight"].items()}
+        self.waiting = {g: dict(entry) for g, entry in sorted({**state["waiting"], **in_flight}.items())}
         self.rows = {epoch: bytearray(codes.numpy().tobytes()) for epoch, codes in state["rows"].items()}
         self._ended = bytearray(state["ended"].numpy().tobytes())
         self._rounds = array("i", state["rounds"].tolist() if "rounds" in state else [])

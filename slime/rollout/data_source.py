@@ -15,10 +15,11 @@ import random
 from typing import Any
 
 from slime.rollout.base_types import leaves_of
-from slime.rollout.buffer_filter import is_users, pick, pop_first
+from slime.rollout.buffer_filter import own_filter, pick, pop_first
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
 from slime.rollout.prompt_format import load_prompts
 from slime.rollout.sample_state import decode_group, duplicate_group, encode_group, renumber
+from slime.rollout.subclass_accounts import groups_in
 from slime.utils.data import PromptSet
 from slime.utils.misc import load_hook
 from slime.utils.streaming_data import StreamingPrompts
@@ -40,6 +41,7 @@ class RolloutDataSource(LedgeredSource):
         self.epoch_id = 0
         self.metadata: dict[str, Any] = {}
         self.stream_rows: int | None = None  # rows of a whole pass over a stream, once one was made
+        self.makes_groups = False  # some came from a subclass that makes them itself
         self.dataset = load_prompts(args)
         self._known_digest: str | None = None
         self._order_by = self._wanted_order()
@@ -67,7 +69,7 @@ class RolloutDataSource(LedgeredSource):
             self._order = self._epoch_order()
         row = self._order[self.sample_offset]
         self.sample_offset += 1
-        return self._new_group(self.dataset[row], self.epoch_id, row)
+        return self._new_group(self.dataset.origin_samples[row], self.epoch_id, row)
 
     def _next_streamed(self, stream: StreamingPrompts) -> Sample:
         before, sample = stream.position, stream.next()
@@ -87,7 +89,7 @@ class RolloutDataSource(LedgeredSource):
 
     def _new_group(self, prompt: Sample, epoch: int | None, row: int | None) -> list[Sample]:
         group = prompt.duplicates(self.args.n_samples_per_prompt)
-        in_memory = row is not None and isinstance(self.dataset, PromptSet) and self.dataset.keeps_order
+        in_memory = row is not None and isinstance(self.dataset, PromptSet)
         for sample in group:
             sample.group_index, sample.index = self.sample_group_index, self._next_index()
             sample.data_row = row if in_memory else None
@@ -100,9 +102,12 @@ class RolloutDataSource(LedgeredSource):
         return {"seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle}
 
     def _epoch_order(self) -> list[int]:
+        """Rows in the order of the epoch, which `dataset.samples` has from now on, for subclasses that read it."""
         order = list(range(len(self)))
         if self._order_by["shuffle"]:
             random.Random(self._order_by["seed"] + self.epoch_id).shuffle(order)
+            if self.dataset is not None:
+                self.dataset.shuffle(self.epoch_id, self._order_by["seed"])
         return order
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
@@ -121,12 +126,14 @@ class RolloutDataSource(LedgeredSource):
             state = {name: copy.deepcopy(getattr(self, name)) for name in STATE_FIELDS}
             stream = self.dataset.mark() if isinstance(self.dataset, StreamingPrompts) else None
             data_set = {"rows": len(self), "path": self.args.prompt_data, "stream": stream, **self._order_by}
+            data_set["makes_groups"] = self.makes_groups
             data_set["digest"] = self._digest()
             return {**state, **self._ledger_state(self.dataset), "data_set": data_set}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:
             self._check_same_data(state["data_set"])
+            self.makes_groups = state["data_set"].get("makes_groups", False)
             for name in STATE_FIELDS:
                 setattr(self, name, copy.deepcopy(state[name]))
             self._order_by = {name: state["data_set"][name] for name in ("seed", "shuffle")}
@@ -212,16 +219,21 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
     def __init__(self, args) -> None:
         super().__init__(args)
         self.buffer: list[list[Sample]] = []
+        if not hasattr(self, "buffer_filter"):  # a method of a subclass
+            self.buffer_filter = own_filter(args)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
         with self._lock:
-            groups = self._take_from_buffer(num_samples) if self.buffer and num_samples > 0 else []
+            groups = self._get_samples_from_buffer(num_samples)
             for group in groups:
                 self._note_in_flight(group)
             return groups + super().get_samples(num_samples - len(groups))
 
-    def _take_from_buffer(self, num_samples: int) -> list[list[Sample]]:
-        if not is_users(self.args, self):
+    def _get_samples_from_buffer(self, num_samples: int) -> list[list[Sample]]:
+        """At most so many groups, taken out of the buffer. Subclasses call it or have one of their own."""
+        if not self.buffer or num_samples <= 0:
+            return []
+        if self.buffer_filter is pop_first:
             return pop_first(self.args, None, self.buffer, num_samples)
         before = group_indices(self.buffer)
         picked = pick(self.args, self, self.buffer, num_samples)
@@ -276,11 +288,11 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         """See the base class. A group that was put into the buffer and is trained all the same is one kept for reuse."""
         with self._lock:
             delivered = set(group_indices(samples)) & self.ledger.waiting.keys()
-            for position, group in enumerate(self.buffer if delivered else ()):
-                group_index = leaves_of(group)[0].group_index
-                if group_index in delivered:
-                    self._note_in_flight(group)
-                    self.buffer[position] = self._reused(group, rollout_id)
+            kept = groups_in(self.buffer) if delivered else ()
+            for group in [group for group in kept if leaves_of(group)[0].group_index in delivered]:
+                position = next(i for i, other in enumerate(self.buffer) if other is group)
+                self._note_in_flight(group)
+                self.buffer[position] = self._reused(group, rollout_id)
             super().mark_delivered(samples, rollout_id)
 
     def get_buffer_length(self) -> int:
@@ -297,7 +309,14 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            return {**super().state_dict(), "buffer": [encode_group(group, self.dataset) for group in self.buffer]}
+            groups = groups_in(self.buffer)
+            if len(groups) < len(self.buffer):
+                logger.warning(
+                    "the buffer of %s holds %d entries that are no groups: its own save and load have to keep them",
+                    type(self).__name__,
+                    len(self.buffer) - len(groups),
+                )
+            return {**super().state_dict(), "buffer": [encode_group(group, self.dataset) for group in groups]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """The Data Buffer in a checkpoint directory, whatever class it is.
 
-A source with ``state_dict`` is one file of plain values and tensors. A user's class that only has ``save(rollout_id)`` and
-``load(rollout_id)`` is called with ``args.save`` and ``args.load`` set to the checkpoint directory, so that what it writes is
+A source with ``state_dict`` is one file of plain values and tensors. A user's class with ``save(rollout_id)`` and
+``load(rollout_id)`` of its own, a subclass of ours too, is called with ``args.save`` and ``args.load`` set to the checkpoint directory, so that what it writes is
 committed, found and removed together with the rest.
 """
 
@@ -11,6 +11,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+
+from slime.rollout.group_intake import OPTION
+from slime.rollout.subclass_accounts import is_own
+from slime.utils.hook_calls import naming
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +30,7 @@ def save(args, source, directory: str, rollout_id: int) -> None:
 
     path = os.path.join(directory, FILE)
     torch.save(source.state_dict(), path)
-    if _is_users(source):
+    if _is_users(source) or not type(source).__module__.startswith("slime."):
         try:
             torch.load(path, weights_only=True)
         except Exception as error:  # torch has no one type for it
@@ -34,7 +38,8 @@ def save(args, source, directory: str, rollout_id: int) -> None:
                 f"--data-source-path {args.data_source_path}: its state_dict must hold numbers, texts, lists, dicts and tensors "
                 f"only; it cannot be read back: {error}"
             ) from error
-        with _folders(args, directory):
+    if _is_users(source) or is_own(source, "save"):
+        with _folders(args, directory), naming(OPTION, args.data_source_path):
             source.save(rollout_id)
 
 
@@ -58,8 +63,8 @@ def load(args, source, directory: str, rollout_id: int) -> None:
             f"({is_now}); continue with the same, or take the weights alone by --load {directory} --finetune"
         )
     source.load_state_dict(state)
-    if _is_users(source):
-        with _folders(args, directory):
+    if _is_users(source) or is_own(source, "load"):
+        with _folders(args, directory), naming(OPTION, args.data_source_path):
             source.load(rollout_id)
 
 

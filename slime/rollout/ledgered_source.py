@@ -179,7 +179,7 @@ class LedgeredSource(DataSource):
             return decode_group(entry["samples"], dataset)
         group = []
         for index in entry["indices"]:
-            sample = dataset[entry["row"]].duplicate()
+            sample = dataset.origin_samples[entry["row"]].duplicate()
             sample.group_index, sample.index, sample.data_row = group_index, index, entry["row"]
             group.append(sample)
         return group

@@ -51,4 +51,6 @@ def load_prompts(args) -> PromptSet | StreamingPrompts | None:
                 processor.save_pretrained(os.path.join(args.dump_details, "processor"))
     if args.streaming_data:
         return StreamingPrompts(args.prompt_data, fmt, tokenizer, processor)
-    return PromptSet(args.prompt_data, fmt, tokenizer, processor, num_workers=args.num_data_workers)
+    prompts = PromptSet(args.prompt_data, fmt, tokenizer, processor, num_workers=args.num_data_workers)
+    prompts.seed = args.rollout_seed
+    return prompts

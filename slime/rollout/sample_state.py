@@ -37,7 +37,7 @@ def renumber(group: Any, group_index: int, next_index: Callable[[], int]) -> Non
 
 
 def encode_group(group: Any, dataset: Any = None, shared: Shared | None = None) -> Any:
-    """Nested lists of samples as nested lists of plain dicts; media that are those of `dataset[row]` are left out.
+    """Nested lists of samples as nested lists of plain dicts; media that are those of `dataset.origin_samples[row]` are left out.
 
     Media that several samples of the group have are one object in what is returned.
     """
@@ -47,7 +47,7 @@ def encode_group(group: Any, dataset: Any = None, shared: Shared | None = None) 
     data = group.to_dict()
     row = data.get("data_row")
     if row is not None and dataset is not None:
-        if same(group.multimodal_inputs, dataset[row].multimodal_inputs):
+        if same(group.multimodal_inputs, dataset.origin_samples[row].multimodal_inputs):
             data["multimodal_inputs"] = None
         elif group.multimodal_inputs is None:  # taken away: None would bring them back
             data["multimodal_inputs"] = {}
@@ -55,12 +55,12 @@ def encode_group(group: Any, dataset: Any = None, shared: Shared | None = None) 
 
 
 def decode_group(data: Any, dataset: Any, shared: Shared | None = None) -> Any:
-    """Inverse of `encode_group`; `dataset[row]` supplies the media that were left out."""
+    """Inverse of `encode_group`; `dataset.origin_samples[row]` supplies the media that were left out."""
     shared = shared or Shared()
     if isinstance(data, list):
         return [decode_group(item, dataset, shared) for item in data]
     sample = Sample.from_dict(fields_from_plain(data, shared))
     row = data.get("data_row")
     if row is not None and dataset is not None and sample.multimodal_inputs is None:
-        sample.multimodal_inputs = dataset[row].duplicate().multimodal_inputs
+        sample.multimodal_inputs = dataset.origin_samples[row].duplicate().multimodal_inputs
     return sample

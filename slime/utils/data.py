@@ -202,17 +202,17 @@ def no_usable_prompt(path: str, num_rows: int, num_too_long: int, limit: int | N
 
 
 class PromptSet:
-    """All prompts of one file in order, too long ones dropped.
+    """All prompts of one file, too long ones dropped: `origin_samples` in the file's order, `samples` in that of the last `shuffle`.
 
     `num_too_long` counts the dropped ones; `sample(n)` returns the next n (wrapping around).
     """
 
-    keeps_order = True  # so that a checkpoint may hold a prompt by its number
+    seed = 42
 
     def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> None:
         samples = list(iter_samples(path, fmt, tokenizer, processor, num_workers))
         num_rows = len(samples)
-        self.samples = [sample for sample in samples if sample is not None]
+        self.origin_samples = self.samples = [sample for sample in samples if sample is not None]
         self.num_too_long = num_rows - len(self.samples)
         self._position = 0
         if self.num_too_long:
@@ -240,6 +240,11 @@ class PromptSet:
             mixed.update(f"{prompt}\0{sample.label!r}\0".encode("utf-8", "surrogatepass"))
         return mixed.hexdigest()
 
+    def shuffle(self, new_epoch_id: int, seed: int | None = None) -> None:
+        """Put `samples` into the order of the epoch; the same epoch has the same order."""
+        self.samples = list(self.origin_samples)
+        random.Random((self.seed if seed is None else seed) + new_epoch_id).shuffle(self.samples)
+
     def sample(self, num_samples: int) -> list[Sample]:
         """The next `num_samples` prompts in file order."""
         picked = [self.samples[(self._position + i) % len(self)] for i in range(num_samples)]
@@ -264,15 +269,7 @@ class Dataset(PromptSet):
     ) -> None:
         fmt = RowFormat(input_key=prompt_key, label_key=label_key, max_prompt_len=max_length, strict=True, **row_format)
         super().__init__(path, fmt, tokenizer, processor)
-        self.keeps_order = False
-        self.origin_samples, self.seed, self.epoch_id = self.samples, seed, -1
-
-    def shuffle(self, new_epoch_id: int) -> None:
-        """Put `samples` into the order of the epoch; the same epoch has the same order."""
-        if new_epoch_id != self.epoch_id:
-            self.samples = list(self.origin_samples)
-            random.Random(self.seed + new_epoch_id).shuffle(self.samples)
-            self.epoch_id = new_epoch_id
+        self.seed = seed
 
 
 def read_file(path: str) -> Iterator[dict[str, Any]]:

@@ -1,96 +1,37 @@
-"""Process groups outside WORLD: one trainer rank together with engine processes, for weight broadcasts; reductions over any group.
-
-Invariants: works in a process that has a WORLD group and in one that has none, and never touches WORLD. The key prefixes
-in the store are those of SGLang's `init_custom_process_group`, so either side may be SGLang.
-Rank r of the group is source rank r in `torch.distributed.broadcast(tensor, src=r, group=group)`.
-Does not know what is sent over the group.
-"""
+"""Import path of process groups and whitening for users' functions; the code is in `slime.utils.process_groups` and `slime.algorithms`."""
 
 from __future__ import annotations
 
-import threading
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import torch
+import torch.distributed as dist
 
-    import torch
+from slime.algorithms.whitening import whiten
+from slime.utils.process_groups import get_gloo_group, init_gloo_group, init_process_group, reduce_over
+
+if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_creation_lock = threading.Lock()
-"""torch keeps its groups in process-wide tables that are not safe against concurrent creation."""
+__all__ = ["distributed_masked_whitening", "get_gloo_group", "init_gloo_group", "init_process_group"]
 
 
-def init_process_group(
-    backend: str,
-    init_method: str,
-    world_size: int,
-    rank: int,
-    group_name: str,
-    timeout_s: float = 120.0,
-) -> ProcessGroup:
-    """Join the group `group_name` and return it once all `world_size` members are there.
+def distributed_masked_whitening(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    process_group: ProcessGroup | None = None,
+    shift_mean: bool = True,
+    epsilon: float = 1e-8,
+) -> torch.Tensor:
+    """`values` less their mean over all unmasked ones of the group's ranks, over their standard deviation.
+
+    Every rank of the group has to call it. The numbers are those of `--normalize-advantages`.
 
     Args:
-        backend: gloo or nccl.
-        init_method: tcp://HOST:PORT; rank 0 listens there.
-        timeout_s: deadline of the rendezvous and of every later collective on the group.
+        values, mask: [N] of this rank, N may be 0. process_group: None for all ranks. shift_mean: False keeps the mean.
 
-    Raises: RuntimeError naming group, rank and deadline when the others do not show up.
+    Raises: ValueError when nothing is unmasked on any rank.
     """
-    from torch.distributed import Backend, PrefixStore
-    from torch.distributed.rendezvous import rendezvous
-
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        store, rank, world_size = next(rendezvous(init_method, rank, world_size, timeout=timeout))
-        store.set_timeout(timeout)
-        with _creation_lock:
-            return _create_group(
-                Backend(backend), PrefixStore(group_name, store), world_size, rank, group_name, timeout
-            )
-    except (RuntimeError, ValueError) as error:
-        raise RuntimeError(
-            f"process group {group_name!r} (backend {backend}, {init_method}, rank {rank} of {world_size}) was not "
-            f"formed within {timeout_s:g} s: {error}"
-        ) from error
-
-
-def reduce_over(group: ProcessGroup, op) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that gives a tensor reduced by `op` over the ranks of `group`; its argument stays as it is."""
-    import torch.distributed as dist
-
-    def reduce(x: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        dist.all_reduce(x, op=op, group=group)
-        return x
-
-    return reduce
-
-
-def destroy_process_group(group: ProcessGroup) -> None:
-    """Leave a group made by `init_process_group`; its name can be used again. WORLD stays as it is."""
-    import torch.distributed as dist
-
-    with _creation_lock:
-        dist.destroy_process_group(group)
-
-
-def _create_group(backend, store, world_size: int, rank: int, group_name: str, timeout: timedelta) -> ProcessGroup:
-    # The public constructors do not register a group with torch.distributed.broadcast, and prefix the store otherwise
-    # than SGLang's side does, so the helper that torch itself uses for WORLD is called (empty list of global ranks).
-    from torch.distributed import distributed_c10d as c10d
-
-    group, _ = c10d._new_process_group_helper(
-        world_size, rank, [], backend, store, group_name=group_name, timeout=timeout
-    )
-    c10d._world.pg_group_ranks[group] = {i: i for i in range(world_size)}
-    return group
-
-
-def wire_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as backends can send it: 8-bit floats, which gloo does not know, go as bytes."""
-    import torch
-
-    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.element_size() == 1 else tensor
+    return whiten([values], [mask], reduce_over(process_group, dist.ReduceOp.SUM), shift_mean=shift_mean, eps=epsilon)[
+        0
+    ]

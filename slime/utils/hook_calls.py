@@ -154,7 +154,8 @@ def _check_class(option: str, cls: type, path: str) -> None:
 def _check_data_source(source: Callable, path: str) -> None:
     """A class, or a function that makes the object, with `(args)` or nothing; get_samples where it can be seen."""
     signature = inspect.signature(source)
-    if not (_binds(signature, ("args",)) or _binds(signature, ())):
+    gives_samples = not inspect.isclass(source) and list(signature.parameters)[:1] == ["num_samples"]
+    if gives_samples or not (_binds(signature, ("args",)) or _binds(signature, ())):
         raise wrong("data_source_path", path, f"is {_name(source)}{signature}")
     if inspect.isclass(source):
         _check_call("data_source_path", path, source.get_samples, ("self", "num_samples"), {})

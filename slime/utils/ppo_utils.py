@@ -13,7 +13,7 @@ from slime.algorithms.kl import approx_kl
 from slime.algorithms.logprobs import log_probs_and_entropy
 from slime.algorithms.policy_loss import cispo_loss as compute_cispo_loss
 from slime.algorithms.policy_loss import ppo_clip_loss as compute_policy_loss
-from slime.utils.distributed_utils import reduce_over
+from slime.utils.process_groups import reduce_over
 
 __all__ = [
     "calculate_log_probs_and_entropy", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl", "compute_log_probs",

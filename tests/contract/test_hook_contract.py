@@ -39,6 +39,9 @@ NAMES = {
         "compute_opsm_mask", "compute_policy_loss", "get_advantages_and_returns", "get_advantages_and_returns_batch",
         "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns",
     ],
+    "slime.utils.distributed_utils": [
+        "distributed_masked_whitening", "get_gloo_group", "init_gloo_group", "init_process_group",
+    ],
     "slime.utils.memory_utils": ["clear_memory", "print_memory", "available_memory"],
     "slime.utils.external_utils.command_utils": ["exec_command", "execute_train", "convert_checkpoint", "create_run_id"],
     **{
@@ -55,10 +58,11 @@ NAMES = {
     "slime.utils.tracking_utils": ["log", "init_tracking", "finish_tracking"],
     "slime.utils.trace_utils": ["trace_span", "trace_event", "trace_function", "bind_trace"],
     "slime.backends.megatron_utils.cp_utils": [
-        "get_sum_of_sample_mean", "all_gather_with_cp", "slice_log_prob_with_cp",
+        "get_sum_of_sample_mean", "all_gather_with_cp", "slice_log_prob_with_cp", "get_logits_and_tokens_offset_with_cp",
     ],
     "slime.backends.megatron_utils.loss": [
-        "get_log_probs_and_entropy", "policy_loss_function", "sft_loss_function", "vanilla_tis_function", "icepop_function",
+        "get_log_probs_and_entropy", "get_responses", "policy_loss_function", "sft_loss_function", "vanilla_tis_function",
+        "icepop_function",
     ],
     "slime.backends.megatron_utils.model_provider": ["get_model_provider_func"],
     "slime.ray.placement_group": ["create_placement_groups", "create_rollout_manager", "create_training_models"],

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from slime.utils.checksum import tensor_checksum
-from slime.utils.distributed_utils import destroy_process_group, init_process_group
 from slime.utils.engine_client import EngineError
+from slime.utils.process_groups import destroy_process_group, init_process_group
 from slime.utils.sglang_checksum import sglang_checksums
 from tests.engine.engine_process import Api, free_port, serving
 

@@ -34,7 +34,8 @@ TOP = {"cli", "quickstart", "doctor", "dash", "convert"}
 
 #: names that users' code imports, for code that lies elsewhere: nothing of ours imports these, so they may import upwards
 PUBLIC_PATHS = {
-    f"slime.utils.{name}" for name in "ppo_utils metric_utils logging_utils tracking_utils timer trace_utils".split()
+    f"slime.utils.{name}"
+    for name in "distributed_utils ppo_utils metric_utils logging_utils tracking_utils timer trace_utils".split()
 }
 
 #: (importer, imported) -> reason

@@ -234,10 +234,10 @@ class MegatronActor:
     def _lay_out(self, shard: dict):
         """Return the shard on the device, and its micro-batches."""
         from slime.backends.megatron_utils.context_parallel import zigzag
-        from slime.backends.megatron_utils.data import ShardBatches, stream_multiple, to_device
+        from slime.backends.megatron_utils.data import ShardBatches, stream_multiple, to_device, with_own_columns
 
         with self._timers("data_preprocess"):
-            data = to_device(shard, device.device())
+            data = to_device(with_own_columns(shard), device.device())
             multiple, shares = stream_multiple(self.args), self.args.share_prompts
             return data, ShardBatches(data, multiple, device.device(), shares, zigzag())
 

@@ -235,6 +235,19 @@ def _adapter_of_token(batch: MicroBatch, adapters: list[int]) -> torch.Tensor:
     return numbers
 
 
+def with_own_columns(shard: dict) -> dict:
+    """Return the shard as it is worked on: `total_lengths` of its own samples, and their `local_raw_reward` beside the batch's."""
+    own = {"total_lengths": [len(tokens) for tokens in shard["tokens"]]}
+    rewards = of_own_samples(shard, shard.get("raw_reward") or [])
+    return shard | own | ({} if rewards is None else {"local_raw_reward": rewards})
+
+
+def of_own_samples(data: dict, of_batch: list) -> list | None:
+    """Return this rank's entries of a list over the whole batch; None where a conversion of the user's left it shorter."""
+    partition = data["partition"]
+    return [of_batch[position] for position in partition] if len(of_batch) > max(partition, default=-1) else None
+
+
 def to_device(shard: dict, where: torch.device) -> dict:
     """Return the shard with per-token columns on the device; tokens and experts stay, they are laid out on the CPU."""
     moved = dict(shard)

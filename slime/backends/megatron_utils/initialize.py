@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from slime.backends.megatron_utils import cpu_compat, megatron_globals
 from slime.utils import device
+from slime.utils.process_groups import init_gloo_group
 
 
 def initialize(args, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
@@ -29,6 +30,7 @@ def initialize(args, rank: int, world_size: int, master_addr: str, master_port: 
     cpu_compat.install()
     megatron_globals.offer(args)
     _join(args, rank, world_size, master_addr, master_port)
+    init_gloo_group()
     _build_groups(args)
     seed_everything(args)
 

@@ -8,16 +8,17 @@ evaluation mode and return one CPU-independent tensor per sample in shard order 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
 
 from slime.algorithms.logprobs import KeptTokens, log_probs_and_entropy
 from slime.backends.megatron_utils.context_parallel import whole_responses
-from slime.backends.megatron_utils.data import MicroBatch, ShardBatches
+from slime.backends.megatron_utils.data import MicroBatch, ShardBatches, pack
 from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
-from slime.utils.distributed_utils import reduce_over
+from slime.utils.process_groups import reduce_over
 
 
 def response_log_probs(
@@ -56,6 +57,36 @@ def response_log_probs(
     num_tokens = sum(batch.response_lengths)
     whole = whole_responses(log_probs, batch.own, num_tokens)
     return whole, None if entropy is None else whole_responses(entropy, batch.own, num_tokens)
+
+
+def get_responses(
+    logits: torch.Tensor,
+    *,
+    args,
+    unconcat_tokens: list[torch.Tensor],
+    total_lengths: list[int],
+    response_lengths: list[int],
+    **_layout,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each sample (logits [L_i, V / tp] that predict the response, over the temperature; its tokens [L_i]), for custom losses.
+
+    Args:
+        logits: [1, T, V / tp] of all samples, one after another, as a custom loss gets them.
+    """
+    from megatron.core import parallel_state as mpu
+
+    batch = whole_samples(unconcat_tokens, response_lengths, logits.device)
+    rows = logits[0].index_select(0, batch.rows) / args.rollout_temperature
+    first = mpu.get_tensor_model_parallel_rank() * rows.shape[1]
+    padding = torch.arange(first, first + rows.shape[1], device=rows.device) >= args.vocab_size
+    rows = rows.masked_fill(padding, torch.finfo(rows.dtype).min)  # kept: parts of one size say whose ids they are
+    lengths = list(response_lengths)
+    yield from zip(rows.split(lengths), batch.targets.split(lengths), strict=True)
+
+
+def whole_samples(tokens: list[torch.Tensor], response_lengths: list[int], where: torch.device) -> MicroBatch:
+    """Return the samples end to end, as a custom loss gets their logits."""
+    return pack([t.to(where) for t in tokens], response_lengths, range(len(tokens)), 1, where)
 
 
 def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch.Tensor:

@@ -21,12 +21,13 @@ from slime.algorithms.value_loss import value_loss
 from slime.backends.megatron_utils import hook_results
 from slime.backends.megatron_utils.context_parallel import whole_responses, whole_stream
 from slime.backends.megatron_utils.data import MicroBatch, pack
-from slime.backends.megatron_utils.log_probs import response_log_probs
+from slime.backends.megatron_utils.log_probs import get_responses, response_log_probs, whole_samples
 from slime.utils import device
 
 #: What users' code finds here; the off-policy functions are those that --custom-tis-function-path may name.
 __all__ = [
-    "get_log_probs_and_entropy", "icepop_function", "policy_loss_function", "sft_loss_function", "vanilla_tis_function",
+    "get_log_probs_and_entropy", "get_responses", "icepop_function", "policy_loss_function", "sft_loss_function",
+    "vanilla_tis_function",
 ]  # fmt: skip
 
 STEP_SUMS = "tis_step_sums"
@@ -276,9 +277,7 @@ def get_log_probs_and_entropy(
     Returns:
         (an empty tensor, {"log_probs": [L_i] of each sample, "entropy": the same if asked for}).
     """
-    whole = pack(
-        [t.to(logits.device) for t in unconcat_tokens], response_lengths, range(len(total_lengths)), 1, logits.device
-    )
+    whole = whole_samples(unconcat_tokens, response_lengths, logits.device)
     rows = logits.index_select(1, whole.rows)
     wanted = {"with_entropy": with_entropy, "entropy_grad": with_entropy, "replay": False}
     log_probs, entropy = response_log_probs(args, rows, whole, {}, **wanted)

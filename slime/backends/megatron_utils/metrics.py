@@ -11,7 +11,7 @@ import torch
 
 from slime.algorithms.kl import approx_kl
 from slime.algorithms.reduce import make_reducer, num_tokens
-from slime.backends.megatron_utils.data import real_samples
+from slime.backends.megatron_utils.data import of_own_samples, real_samples
 from slime.observability.metric_utils import reward_number
 from slime.utils import device
 
@@ -87,7 +87,7 @@ def rollout_metrics(args, data: dict) -> dict[str, float]:
     raw_rewards = [reward_number(reward, args.reward_key) for reward in data.get("raw_reward") or []]
     if args.loss_type == "sft_loss" and not any(raw_rewards):  # rows of SFT have no reward, their samples hold a 0
         raw_rewards = [None] * len(raw_rewards)
-    own_rewards = _of_own_samples(data, raw_rewards)
+    own_rewards = of_own_samples(data, raw_rewards)
     judged = [i for i in real if own_rewards is None or own_rewards[i] is not None]
     means = {name: (total, "tokens") for name, total in _token_totals(args, data).items()}
     means |= {key: (sum(data[key][i] for i in real), "samples") for key in PER_SAMPLE_REPORTS if key in data}
@@ -116,12 +116,6 @@ def _token_totals(args, data: dict) -> dict[str, float]:
     """Return this rank's sums of per-token columns: of the rollouts' means, or of trained tokens."""
     reducer = make_reducer(data["loss_masks"], data.get("rollout_mask_sums"), per_token=args.calculate_per_token_loss)
     return {key: float(reducer(torch.cat(data[key]).float())) for key in PER_TOKEN_REPORTS if key in data}
-
-
-def _of_own_samples(data: dict, of_batch: list) -> list | None:
-    """Return this rank's entries of a list over the whole batch; None where a conversion of the user's left it shorter."""
-    partition = data["partition"]
-    return [of_batch[position] for position in partition] if len(of_batch) > max(partition, default=-1) else None
 
 
 def _entropy_of_correct(args, data: dict, real: list[int], own_rewards: list | None) -> list[float]:

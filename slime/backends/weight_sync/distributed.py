@@ -40,8 +40,8 @@ class BroadcastTransport:
 
     def connect(self, submit: Submit) -> None:
         """Form the group, once: engines are told to join while rank 0 waits for them."""
-        from slime.utils.distributed_utils import init_process_group
         from slime.utils.http_utils import find_free_port
+        from slime.utils.process_groups import init_process_group
 
         if self._group is not None:
             return
@@ -99,7 +99,7 @@ class BroadcastTransport:
         and so the connections on which engines wait, open."""
         import torch.distributed as dist
 
-        from slime.utils.distributed_utils import wire_view
+        from slime.utils.process_groups import wire_view
 
         try:
             tensors = [wire_view(tensor.contiguous()) for _, tensor in bucket]

@@ -65,3 +65,33 @@ def test_sum_of_sample_means(per_token, expected):
     reduce = get_sum_of_sample_mean([5, 3], [3, 1], MASKS, per_token)
     assert reduce(torch.tensor([1.0, 2.0, 3.0, 4.0])).item() == pytest.approx(expected)
     assert slice_log_prob_with_cp(KL[0], 5, 3) is KL[0]
+
+
+def test_whitening_over_one_rank_and_the_group_for_objects(tmp_path):
+    import torch.distributed as dist
+
+    from slime.utils.distributed_utils import distributed_masked_whitening, get_gloo_group, init_gloo_group
+
+    with pytest.raises(RuntimeError, match="get_gloo_group: only train ranks"):
+        get_gloo_group()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        assert init_gloo_group() is get_gloo_group() is dist.group.WORLD
+        values, mask = torch.tensor([1.0, 2.0, 3.0, 99.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
+        assert distributed_masked_whitening(values, mask).tolist()[:3] == pytest.approx([-1, 0, 1])
+        kept = distributed_masked_whitening(values, mask, process_group=get_gloo_group(), shift_mean=False)
+        assert kept.tolist()[:3] == pytest.approx([1, 2, 3])
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(RuntimeError, match="get_gloo_group"):
+        get_gloo_group()
+
+
+def test_what_is_cut_by_the_offsets_of_a_response_is_the_whole_of_it():
+    from slime.backends.megatron_utils.cp_utils import get_logits_and_tokens_offset_with_cp
+
+    tokens, mask = list(range(7)), list(range(2, 7))
+    _, _, logits, places = get_logits_and_tokens_offset_with_cp(7, 5)
+    assert [tokens[i] for start, stop in places for i in range(start, stop)] == mask
+    assert [i for start, stop in logits for i in range(start, stop)] == [1, 2, 3, 4, 5]
+    assert sum((mask[start - 2 : stop - 2] for start, stop in places), []) == mask

@@ -307,6 +307,19 @@ def test_hooks_run_in_order_with_their_arguments(model_dir, tmp_path):
     assert calls == expected
 
 
+def test_hooks_get_lengths_and_rewards_of_their_own_samples_beside_the_rewards_of_the_batch(model_dir, tmp_path):
+    file = tmp_path / "own_columns.py"
+    file.write_text("seen = {}\n\ndef postprocess(args, rollout_id, rollout_data):\n    seen.update(rollout_data)\n")
+    actor, _ = start(train_args(model_dir, rollout_data_postprocess_path=f"{file}:postprocess"))
+    batch = {"total_lengths": [5, 9, 6, 12, 8, 7, 4, 15], "raw_reward": [0.0, 1.0, 0.0, 2.0, 0.0, 3.0, 0.0, 4.0]}
+    actor.train(0, make_shard(None, micro_batches=[[0, 1, 2, 3]], partition=[1, 3, 5, 7], **batch))
+    from slime.utils.misc import load_function
+
+    seen = load_function(f"{file}:seen")
+    assert seen["total_lengths"] == [9, 12, 7, 15] == [len(tokens) for tokens in seen["tokens"]]
+    assert seen["local_raw_reward"] == [1.0, 2.0, 3.0, 4.0] and seen["raw_reward"] == batch["raw_reward"]
+
+
 def test_a_bare_file_names_its_hook_and_a_wrong_path_ends_the_start(model_dir, tmp_path):
     file = tmp_path / "own_loss.py"
     file.write_text(
@@ -324,8 +337,8 @@ def test_a_bare_file_names_its_hook_and_a_wrong_path_ends_the_start(model_dir, t
 LOSSES = """
 import torch
 from slime.backends.megatron_utils.cp_utils import get_sum_of_sample_mean
-from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, policy_loss_function
-from slime.utils.ppo_utils import compute_policy_loss
+from slime.backends.megatron_utils.loss import get_log_probs_and_entropy, get_responses, policy_loss_function
+from slime.utils.ppo_utils import calculate_log_probs_and_entropy, compute_policy_loss
 
 def built_in(args, batch, logits, sum_of_sample_mean):
     return policy_loss_function(args, batch, logits, sum_of_sample_mean)
@@ -343,16 +356,30 @@ def by_hand(args, batch, logits, sum_of_sample_mean):
     entropy_loss = own(torch.cat(found["entropy"]))
     loss = own(pg_loss) - args.entropy_coef * entropy_loss
     return loss, {"loss": loss, "pg_clipfrac": own(clipfrac), "entropy_loss": entropy_loss}
+
+def from_logits(args, batch, logits, sum_of_sample_mean):
+    from megatron.core import mpu
+    parts = list(get_responses(
+        logits, args=args, unconcat_tokens=batch["unconcat_tokens"], total_lengths=batch["total_lengths"],
+        response_lengths=batch["response_lengths"],
+    ))
+    group = mpu.get_tensor_model_parallel_group()
+    found = [calculate_log_probs_and_entropy(*part, group, with_entropy=True) for part in parts]
+    ppo_kl = torch.cat(batch["log_probs"]) - torch.cat([log_probs.squeeze(-1) for log_probs, _ in found])
+    pg_loss, clipfrac = compute_policy_loss(ppo_kl, torch.cat(batch["advantages"]), args.eps_clip, args.eps_clip_high)
+    entropy_loss = sum_of_sample_mean(torch.cat([entropy for _, entropy in found]))
+    loss = sum_of_sample_mean(pg_loss) - args.entropy_coef * entropy_loss
+    return loss, {"loss": loss, "pg_clipfrac": sum_of_sample_mean(clipfrac), "entropy_loss": entropy_loss}
 """
 
 
-@pytest.mark.parametrize("loss", ["built_in", "by_hand"])
+@pytest.mark.parametrize("loss", ["built_in", "by_hand", "from_logits"])
 def test_a_custom_loss_made_of_the_public_functions_is_the_policy_loss(model_dir, tmp_path, loss):
     (tmp_path / "losses.py").write_text(LOSSES)
     custom = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path}/losses.py:{loss}"}
     steps = []
     for overrides in ({}, custom):
-        actor, _ = start(train_args(model_dir, entropy_coef=0.1, **overrides))
+        actor, _ = start(train_args(model_dir, entropy_coef=0.1, rollout_temperature=0.8, **overrides))
         shard = make_shard(None, micro_batches=[[0, 1], [2, 3]], num_steps=2)
         steps.append(actor.train(0, shard)["steps"])
     for step, expected in steps[0].items():

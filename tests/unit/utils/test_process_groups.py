@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slime.utils.distributed_utils import destroy_process_group, init_process_group
+from slime.utils.process_groups import destroy_process_group, init_process_group
 
 
 def address() -> str:
