@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import io
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FLATTENED_BUCKET = "flattened_bucket"
 LOAD_FORMATS = (None, FLATTENED_BUCKET)
 _ALIGN = 16  # bytes; a reader views the slice in its own dtype
+_strategy_lock = threading.Lock()  # torch has one strategy per process; engines are served from a thread each
 
 
 @dataclass(frozen=True)
@@ -301,9 +303,10 @@ def _cuda_tensor(_cls: str, size, stride, offset, storage_cls: str, *rest: Any) 
 def _file_system_strategy() -> Iterator[None]:
     import torch.multiprocessing as multiprocessing
 
-    before = multiprocessing.get_sharing_strategy()
-    multiprocessing.set_sharing_strategy("file_system")
-    try:
-        yield
-    finally:
-        multiprocessing.set_sharing_strategy(before)
+    with _strategy_lock:
+        before = multiprocessing.get_sharing_strategy()
+        multiprocessing.set_sharing_strategy("file_system")
+        try:
+            yield
+        finally:
+            multiprocessing.set_sharing_strategy(before)

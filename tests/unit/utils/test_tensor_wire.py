@@ -6,6 +6,7 @@ import base64
 import glob
 import os
 import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,38 @@ def test_shared_memory_is_given_back_once_both_sides_drop_it():
 def test_sharing_strategy_of_the_process_is_left_alone():
     before = torch.multiprocessing.get_sharing_strategy()
     tensor_wire.serialize(tensor_wire.flatten(PAIRS))
+    assert torch.multiprocessing.get_sharing_strategy() == before
+
+
+class Meanwhile:
+    """Does something while it is pickled."""
+
+    def __init__(self, action):
+        self.action = action
+
+    def __reduce__(self):
+        self.action()
+        return dict, ()
+
+
+def test_threads_that_serialize_at_the_same_time_do_not_change_each_others_strategy():
+    """The second one begins within the first and ends after it."""
+    before = torch.multiprocessing.get_sharing_strategy()
+    second_is_in, first_is_out = threading.Event(), threading.Event()
+
+    def within_the_second():
+        second_is_in.set()
+        first_is_out.wait(60)
+
+    second = threading.Thread(target=tensor_wire.serialize, args=[Meanwhile(within_the_second)])
+
+    def within_the_first():
+        second.start()
+        second_is_in.wait(0.1)  # it has to wait
+
+    tensor_wire.serialize(Meanwhile(within_the_first))
+    first_is_out.set()
+    second.join(60)
     assert torch.multiprocessing.get_sharing_strategy() == before
 
 
