@@ -98,14 +98,14 @@ class Ours:
     def __init__(self, folder: Path, prompts: Path, batch: int, precision: str):
         from slime.backends.megatron_utils.actor import MegatronActor
         from slime.config import parse_args
-        from slime.ray.ports import free_port
+        from slime.utils.http_utils import find_free_port
 
         words = f"--hf-checkpoint {folder} --prompt-data {prompts} --rm-type math --precision {precision}"
         words += f" --num-rollout 100000 --rollout-batch-size {batch // 2} --n-samples-per-prompt 2 --global-batch-size {batch}"
         words += " --use-dynamic-batch-size --max-tokens-per-gpu 1000000 --optimizer adam --lr 1e-6 --adam-beta2 0.999"
         words += f" --weight-decay 0 --clip-grad {CLIP_GRAD} --lr-decay-style constant --actor-num-gpus-per-node 1"
         words += f" --output-dir {folder.parent} --run-name train-step"
-        self.actor = MegatronActor(parse_args(words.split()), 0, 1, "127.0.0.1", free_port())
+        self.actor = MegatronActor(parse_args(words.split()), 0, 1, "127.0.0.1", find_free_port())
         self.actor.init()
         self.rollout_id = 0
 

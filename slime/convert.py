@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import sys
 import uuid
 from pathlib import Path
@@ -146,17 +145,12 @@ def _model_args(model: str, flags: list[str], precision: str | None):
 def _build(args) -> list:
     from slime.backends.megatron_utils import initialize
     from slime.backends.megatron_utils.model_provider import build_chunks
+    from slime.utils.http_utils import find_free_port
 
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT")
     rank = int(os.environ.get("RANK", "0"))
-    initialize.initialize(args, rank, args.world_size, address, int(port) if port else _free_port())
+    initialize.initialize(args, rank, args.world_size, address, int(port) if port else find_free_port())
     return build_chunks(args)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _shared_name(final: Path) -> Path:

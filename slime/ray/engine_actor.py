@@ -11,8 +11,8 @@ import os
 import time
 
 from slime.backends.sglang_utils.launch import engine_command, engine_environment
-from slime.ray.ports import free_port
 from slime.utils import supervise
+from slime.utils.http_utils import find_free_port
 
 START_DEADLINE_S = 900.0  # a large model from a slow disk; the embedded engine needs seconds
 _PORT_ATTEMPTS = 5
@@ -33,7 +33,7 @@ class EngineActor:
             RuntimeError: it ended, or did not answer in time; the message holds the end of its log.
         """
         for attempt in range(_PORT_ATTEMPTS):
-            port = free_port(host)
+            port = find_free_port(host)
             command = engine_command(self._args, rank=self._rank, host=host, port=port, base_device=self._base_device)
             self._process = supervise.start(command, self._log_path, env=engine_environment(self._args))
             url = f"http://{host}:{port}"

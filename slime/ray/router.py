@@ -9,15 +9,17 @@ import json
 import os
 import sys
 import time
+from contextlib import closing, suppress
+from http.client import HTTPException
 
-import httpx
-
-from slime.ray.ports import free_port
 from slime.utils import supervise
+from slime.utils.http_utils import find_free_port
+from slime.utils.kept_connections import KeptConnections
 
 _START_DEADLINE_S = 60.0
 _WORKERS_DEADLINE_S = 120.0
 _POLL_S = 0.1
+_CALL_S = 30.0
 _START_ATTEMPTS = 3
 
 
@@ -39,11 +41,11 @@ class Router:
     def start(self) -> None:
         """Start the process and wait until it answers; a port taken meanwhile is replaced by another."""
         for attempt in range(_START_ATTEMPTS):
-            self.port = free_port(self.host)
+            self.port = find_free_port(self.host)
             fields = self._args.router_given | {
                 "host": self.host,
                 "port": self.port,
-                "prometheus_port": free_port(self.host),
+                "prometheus_port": find_free_port(self.host),
                 "prometheus_host": self.host,
                 "policy": self._args.router_policy,
                 "log_level": self._args.router_log_level,
@@ -67,24 +69,23 @@ class Router:
 
     def _wait_alive(self) -> bool:
         give_up_at = time.monotonic() + _START_DEADLINE_S
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
+        with closing(KeptConnections(self.url)) as connections:
             while time.monotonic() < give_up_at and self._process.poll() is None:
-                try:
-                    if client.get(f"{self.url}/liveness").status_code == 200:
+                with suppress(OSError, HTTPException):
+                    if connections.request("GET", "/liveness", None, 5.0).status_code == 200:
                         return True
-                except httpx.HTTPError:
-                    time.sleep(_POLL_S)
+                time.sleep(_POLL_S)
         return False
 
     def add_workers(self, engine_urls: list[str]) -> None:
         """Register engines and wait until the router holds each as healthy."""
-        with httpx.Client(trust_env=False, timeout=30.0) as client:
+        with closing(KeptConnections(self.url)) as connections:
             for url in engine_urls:
-                client.post(f"{self.url}/workers", json={"url": url, "worker_type": "regular"}).raise_for_status()
+                self._ask(connections, "POST", {"url": url, "worker_type": "regular"})
             started = time.monotonic()
             workers: list[dict] = []
             while time.monotonic() - started < _WORKERS_DEADLINE_S:
-                workers = client.get(f"{self.url}/workers").raise_for_status().json()["workers"]
+                workers = self._ask(connections, "GET")["workers"]
                 healthy = {worker["url"].rstrip("/") for worker in workers if worker.get("is_healthy")}
                 if healthy >= set(engine_urls):
                     return
@@ -93,6 +94,12 @@ class Router:
             f"the router at {self.url} did not accept the engines {sorted(engine_urls)} within "
             f"{_WORKERS_DEADLINE_S:.0f} s; it holds {workers}. See {self._log_path}"
         )
+
+    def _ask(self, connections: KeptConnections, method: str, body: dict | None = None) -> dict:
+        reply = connections.request(method, "/workers", body, _CALL_S)
+        if reply.status_code >= 300:
+            raise RuntimeError(f"{method} {self.url}/workers answered {reply.status_code}: {reply.text[:500]}")
+        return reply.json()
 
     def check_alive(self) -> None:
         """Raise RuntimeError with the end of its log when the process ended."""

@@ -8,7 +8,6 @@ write a folder together, which rank 0 has every engine read.
 from __future__ import annotations
 
 import gc
-import socket
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from slime.observability.progress import Progress
 from slime.utils.hook_calls import call_hook, oldest_call
+from slime.utils.http_utils import HeldPort
 
 if TYPE_CHECKING:
     from slime.utils.engine_client import EngineClient
@@ -48,17 +48,15 @@ class TrainActor:
 
     def reserve_master(self) -> tuple[str, int]:
         """Address and port for the group's rendezvous, held until ``init`` binds it."""
-        self._held_port = socket.socket()
-        self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._held_port.bind((self._host, 0))
-        return self._host, self._held_port.getsockname()[1]
+        self._held_port = HeldPort(self._host)
+        return self._host, self._held_port.port
 
     def init(self, master_addr: str, master_port: int, num_rollout: int, load_dir: str | None) -> int:
         """Build model and optimizer and load weights. Returns the first rollout id that this rank would train."""
         from slime.backends.megatron_utils.actor import MegatronActor
 
         if self._rank == 0:
-            self._held_port.close()
+            self._held_port.release()
         self._args.num_rollout = num_rollout
         where = (self._rank, self._world_size, master_addr, master_port)
         self._actor = MegatronActor(self._args, *where, role=self._role, progress=self._progress)

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from slime.utils import http_utils
+from slime.utils.engine_client import count_requests
 
 logger = logging.getLogger(__name__)
 
@@ -69,25 +70,3 @@ async def _abort_worker(url: str) -> None:
             return
         await asyncio.sleep(POLL_S)
     logger.warning("engine %s still runs %s requests %.0f s after the abort", url, load, DRAIN_TIMEOUT_S)
-
-
-def count_requests(load: Any) -> int:
-    """Requests an engine holds, from any of the shapes of `/v1/loads`.
-
-    >>> count_requests({"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]})
-    3
-    """
-    if isinstance(load, list):
-        return sum(count_requests(item) for item in load)
-    if not isinstance(load, dict):
-        return 0
-    if isinstance(load.get("loads"), (list, dict)):
-        return count_requests(load["loads"])
-    for key in ("num_reqs", "num_total_reqs", "total_reqs"):
-        if load.get(key) is not None:
-            return int(load[key])
-    for prefix in ("num", "total"):
-        running, waiting = load.get(f"{prefix}_running_reqs"), load.get(f"{prefix}_waiting_reqs")
-        if running is not None or waiting is not None:
-            return int(running or 0) + int(waiting or 0)
-    return 0

@@ -20,6 +20,7 @@ from slime.rollout import generation
 from slime.rollout.base_types import RolloutFnEvalOutput, leaves_of
 from slime.rollout.generate_state import GenerateState, sampling_seed, uses_sampling_seeds
 from slime.rollout.prompt_format import uses_list_generate
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.data import PromptSet, RowFormat
 from slime.utils.types import Sample
 
@@ -35,7 +36,7 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
     state = GenerateState(args)
     state.counters["eval_reward_failed"] = state.counters["eval_reward_failed_lines"] = 0
     state.progress.set_total("eval", None)
-    results = await generation.gather_or_cancel(
+    results = await gather_or_cancel(
         [eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets]
     )
     data = {name: result for part in results for name, result in part.items()}
@@ -53,7 +54,7 @@ async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dic
         call for number, prompt in enumerate(prompts.samples) for call in _calls(args, dataset_cfg, prompt, number)
     ]
     if dataset_cfg.eval_early_stop_remaining is None:
-        results, num_unfinished = await generation.gather_or_cancel(calls), 0
+        results, num_unfinished = await gather_or_cancel(calls), 0
     else:
         results, num_unfinished = await _gather_until_idle(calls, dataset_cfg)
     samples = sorted(leaves_of(results), key=lambda sample: sample.index)

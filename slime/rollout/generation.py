@@ -7,10 +7,8 @@ samples, not requests. Does not know rounds, filters or buffers.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine
 from typing import Any
 
 from slime.observability.rollout_metrics import logged_reward
@@ -22,20 +20,18 @@ from slime.rollout.generate_state import GenerateState, round_seed, uses_samplin
 from slime.rollout.group_request import asks_together, generate_together
 from slime.rollout.request import (
     append_engine_output,
-    build_request,
     check_engine_prompt,
-    fill_prompt,
     mark_prompt_too_long,
-    new_token_budget,
+    next_request,
     request_headers,
     response_text,
     says_context_too_long,
     says_its_tokens,
-    within_budget,
 )
 from slime.rollout.round_end import FINISHED
 from slime.rollout.sample_hooks import apply_sample_hooks
 from slime.rollout.scoring import score_each, score_group, score_samples
+from slime.utils.async_utils import gather_or_cancel
 from slime.utils.hook_forms import generate_form
 from slime.utils.http_utils import HTTPStatusError, post
 from slime.utils.media_values import keeps_samples, settle_media
@@ -56,15 +52,9 @@ async def generate(args, sample: Sample, sampling_params: dict[str, Any], evalua
     if sample.status in FINISHED:
         raise ValueError(f"sample {sample.index} is {sample.status.value}; only unfinished samples can be generated")
     state = GenerateState(args)
-    fill_prompt(state, sample)
-    budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
-    if budget <= 0:
-        if sample.response_length == 0:
-            mark_prompt_too_long(args, state, sample, evaluation)
-        else:
-            sample.status = Sample.Status.TRUNCATED
+    payload = next_request(args, state, sample, sampling_params, evaluation)
+    if payload is None:
         return sample
-    payload = build_request(args, sample, within_budget(sampling_params, budget, sample.response_length))
     is_continued = sample.response_length > 0 and says_its_tokens(state, sample, sampling_params)
     with trace_span(sample, "sglang_generate") as span:
         try:
@@ -171,26 +161,6 @@ async def _generate_group_together(args, group: list[Sample], sampling_params: d
             await score_each(args, [sample for sample in group if sample.status != Sample.Status.ABORTED])
         _count(args, state, group)
     return list(group)
-
-
-async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
-    """Results in order; when one fails the others are cancelled and awaited before the first error is raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        failed = next((t for t in tasks if t.done() and not t.cancelled() and t.exception() is not None), None)
-        if failed is not None:
-            raise _as_failure(failed.exception())
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    """`sys.exit` in a user's function is a failure of the run, not the end of this process."""
-    return RuntimeError(f"a generate function raised {error!r}") if isinstance(error, SystemExit) else error
 
 
 def _mask_earlier_tokens(args, sample: Sample) -> None:

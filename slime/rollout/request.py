@@ -162,6 +162,21 @@ def within_budget(sampling_params: dict[str, Any], budget: int, response_length:
     return {**sampling_params, "max_new_tokens": budget, **bounds}
 
 
+def next_request(
+    args, state: GenerateState, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+) -> dict[str, Any] | None:
+    """Body of the call that starts or continues a sample; None when there is no room for a token, as its status says then."""
+    fill_prompt(state, sample)
+    budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
+    if budget > 0:
+        return build_request(args, sample, within_budget(sampling_params, budget, sample.response_length))
+    if sample.response_length == 0:
+        mark_prompt_too_long(args, state, sample, evaluation)
+    else:
+        sample.status = Sample.Status.TRUNCATED
+    return None
+
+
 def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """Body of `/generate` that starts or continues this sample."""
     payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}

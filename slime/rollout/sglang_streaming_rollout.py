@@ -15,18 +15,15 @@ from typing import Any
 from slime.observability.trace_utils import trace_span
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import append_engine_output
 from slime.rollout.request import (
-    build_request,
+    append_engine_output,
     check_engine_prompt,
-    fill_prompt,
     mark_prompt_too_long,
-    new_token_budget,
+    next_request,
     request_headers,
     response_text,
     says_context_too_long,
     says_its_tokens,
-    within_budget,
 )
 from slime.utils.http_utils import HTTPStatusError, get_session, prepared
 from slime.utils.meta_info import TOP_P_KEYS, int32_tensor
@@ -38,16 +35,10 @@ logger = logging.getLogger(__name__)
 async def generate_streaming(args, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False) -> Sample:
     """Start or continue the response of one sample, chunk by chunk."""
     state = GenerateState(args)
-    fill_prompt(state, sample)
-    budget = new_token_budget(args, sample, sampling_params["max_new_tokens"], evaluation)
-    if budget <= 0:
-        if sample.response_length == 0:
-            mark_prompt_too_long(args, state, sample, evaluation)
-        else:
-            sample.status = Sample.Status.TRUNCATED
+    payload = next_request(args, state, sample, sampling_params, evaluation)
+    if payload is None:
         return sample
-    params = within_budget(sampling_params, budget, sample.response_length)
-    payload = {**build_request(args, sample, params), "stream": True}
+    payload["stream"] = True
     is_continued, is_plain = sample.response_length > 0, says_its_tokens(state, sample, sampling_params)
     try:
         with trace_span(sample, "sglang_generate_stream"):

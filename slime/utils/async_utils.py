@@ -68,6 +68,22 @@ async def run_in_thread(function: Callable, *arguments: Any, **keywords: Any) ->
     return await future
 
 
+async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
+    """Results in order; when one fails the others are cancelled and awaited before the first error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((t for t in tasks if t.done() and not t.cancelled() and t.exception() is not None), None)
+        if failed is not None:
+            raise _as_exception(failed.exception())
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _as_exception(error: BaseException) -> Exception:
     """What a future can carry: `sys.exit` and StopIteration in a user's function are failures of that call."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):

@@ -79,7 +79,7 @@ class EngineClient:
 
     def num_requests(self) -> int:
         """Return how many requests run or wait on the engine."""
-        return sum(_num_requests(load) for load in self.loads())
+        return count_requests(self.loads())
 
     def wait_ready(self, deadline_s: float, is_alive: Callable[[], bool] = lambda: True) -> None:
         """Wait until the engine generates.
@@ -331,8 +331,23 @@ def _reason(response: Reply) -> str:
     return (message if isinstance(message, str) and message else response.text.strip())[:1000]
 
 
-def _num_requests(load: dict[str, Any]) -> int:
+def count_requests(load: Any) -> int:
+    """Requests an engine holds, from any of the shapes of `/v1/loads`.
+
+    >>> count_requests({"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 1}]})
+    3
+    """
+    if isinstance(load, list):
+        return sum(count_requests(item) for item in load)
+    if not isinstance(load, dict):
+        return 0
+    if isinstance(load.get("loads"), (list, dict)):
+        return count_requests(load["loads"])
     for key in ("num_reqs", "num_total_reqs", "total_reqs"):
-        if key in load:
+        if load.get(key) is not None:
             return int(load[key])
-    return int(load.get("num_running_reqs", 0)) + int(load.get("num_waiting_reqs", 0))
+    for prefix in ("num", "total"):
+        running, waiting = load.get(f"{prefix}_running_reqs"), load.get(f"{prefix}_waiting_reqs")
+        if running is not None or waiting is not None:
+            return int(running or 0) + int(waiting or 0)
+    return 0

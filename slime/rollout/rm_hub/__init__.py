@@ -14,7 +14,7 @@ import random
 
 from slime.rollout.rm_hub import math_utils
 from slime.rollout.rm_hub.boxed import extract_boxed_answer
-from slime.rollout.rm_hub.custom import custom_rewards, gather_or_cancel
+from slime.rollout.rm_hub.custom import custom_rewards
 from slime.rollout.rm_hub.deepscaler import get_deepscaler_rule_based_reward
 from slime.rollout.rm_hub.f1 import f1_score
 from slime.rollout.rm_hub.gpqa import compute_gpqa_reward
@@ -24,6 +24,7 @@ from slime.rollout.rm_hub.math_utils import grade_answer_verl
 from slime.rollout.rm_hub.math_verify_pool import math_verify_reward
 from slime.rollout.rm_hub.remote import remote_rm
 from slime.rollout.rm_hub.reward_model import reward_model
+from slime.utils.async_utils import gather_or_cancel
 
 __all__ = ["RM_TYPES", "async_rm", "batched_async_rm", "get_deepscaler_rule_based_reward", "grade_answer_verl"]
 

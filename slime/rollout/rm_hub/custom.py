@@ -8,13 +8,12 @@ per process.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import threading
 from collections.abc import Mapping, Set
 
-from slime.utils.async_utils import run_in_thread
+from slime.utils.async_utils import gather_or_cancel, run_in_thread
 from slime.utils.hook_calls import wrong
 from slime.utils.hook_forms import accepted_keywords, is_plain, reward_form
 from slime.utils.misc import load_hook
@@ -46,18 +45,6 @@ async def custom_rewards(args, path: str, samples: list, **kwargs) -> list:
     if not is_list or len(rewards) != len(samples):
         raise wrong("custom_rm_path", path, f"returned {rewards!r:.200} for {len(samples)} samples")
     return list(rewards)
-
-
-async def gather_or_cancel(coroutines: list) -> list:
-    """Await all; when one fails, cancel and await the others, then raise its error."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 async def _call(function, *arguments, **kwargs):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from slime.ray import engine_actor
-from slime.ray.ports import free_port
+from slime.utils.http_utils import find_free_port
 
 SERVER = """
 import sys
@@ -58,14 +58,14 @@ def actor(tmp_path, monkeypatch):
 
 
 def test_fb_o09_engine_whose_port_was_taken_meanwhile_gets_another(actor, other_server, monkeypatch):
-    ports = [other_server, other_server, free_port()]
-    monkeypatch.setattr(engine_actor, "free_port", lambda host: ports.pop(0))
+    ports = [other_server, other_server, find_free_port()]
+    monkeypatch.setattr(engine_actor, "find_free_port", lambda host: ports.pop(0))
     last = ports[-1]
     assert actor.start("127.0.0.1") == f"http://127.0.0.1:{last}"
     assert actor.is_alive()
 
 
 def test_engine_that_never_gets_a_port_is_an_error(actor, other_server, monkeypatch):
-    monkeypatch.setattr(engine_actor, "free_port", lambda host: other_server)
+    monkeypatch.setattr(engine_actor, "find_free_port", lambda host: other_server)
     with pytest.raises(RuntimeError, match="rollout engine 0"):
         actor.start("127.0.0.1")
