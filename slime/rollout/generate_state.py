@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from slime.observability.progress import Progress
+from slime.rollout.rm_hub.math_verify_pool import num_workers
 from slime.rollout.round_policy import RoundPolicy, create_policy
 from slime.utils.async_utils import get_background_loop
 from slime.utils.http_utils import init_http_client
@@ -88,6 +89,7 @@ class GenerateState(metaclass=_OnePerLoop):
         self.group_turn = asyncio.Lock()  # held while a group collects its permits
         self.plain_rewards = asyncio.Semaphore(NUM_PLAIN_REWARDS)
         self.remote_rewards = asyncio.Semaphore(NUM_REMOTE_REWARDS)
+        self.verified_rewards = asyncio.Semaphore(num_workers())
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0

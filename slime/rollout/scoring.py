@@ -130,7 +130,7 @@ def _wants_batch(args, samples: list[Sample]) -> bool:
 async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], evaluation: bool) -> Any:
     """Await a reward for at most --rm-timeout seconds; give up at once when a training round is aborted.
 
-    Plain functions and requests to --rm-url take turns, and their time counts from when it is their turn.
+    Plain functions, requests to --rm-url and math_verify take turns, and their time counts from when it is their turn.
     """
     state = GenerateState(args)
     async with _turns(args, samples) or contextlib.nullcontext():
@@ -166,14 +166,18 @@ def _result_of(args, task: asyncio.Future) -> Any:
 
 
 def _turns(args, samples: list[Sample]) -> asyncio.Semaphore | None:
-    """What bounds how many of these rewards are computed at the same time: users' plain functions, and requests to --rm-url."""
-    from slime.rollout.rm_hub import asks_service
+    """What bounds how many of these rewards are computed at the same time: users' plain functions, requests to --rm-url, and the
+    workers of math_verify."""
+    from slime.rollout.rm_hub import built_in_grader
 
     state = GenerateState(args)
     paths = {sample.custom_rm_path or args.custom_rm_path for sample in samples}
     if any(path and is_plain(load_hook(path, "custom_rm_path")) for path in paths):
         return state.plain_rewards
-    return state.remote_rewards if any(asks_service(args, sample) for sample in samples) else None
+    graders = {built_in_grader(args, sample) for sample in samples}
+    if args.rm_url and not graders.isdisjoint(("remote_rm", "reward_model")):
+        return state.remote_rewards
+    return state.verified_rewards if "math_verify" in graders else None
 
 
 def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:

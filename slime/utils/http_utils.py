@@ -195,8 +195,10 @@ def _decode(body: bytes) -> Any:
         return orjson.loads(body)
     except ValueError:
         text = body.decode(errors="replace")
+    if "NaN" not in text and "Infinity" not in text:  # which some servers send, and only Python's parser takes
+        return text
     try:
-        return json.loads(text)  # NaN and infinities, which some servers send
+        return json.loads(text)
     except ValueError:
         return text
 

@@ -52,11 +52,9 @@ async def async_rm(args, sample, **kwargs):
     return GRADERS[name](response, sample)
 
 
-def asks_service(args, sample) -> bool:
-    """Whether the sample's reward is a request to `--rm-url` by one of the built-in types."""
-    if not args.rm_url or sample.custom_rm_path or args.custom_rm_path:
-        return False
-    return _rm_type(args, sample).removeprefix("boxed_") in ("remote_rm", "reward_model")
+def built_in_grader(args, sample) -> str | None:
+    """The type that grades the sample, without its prefix; None where a function of the user's does."""
+    return None if sample.custom_rm_path or args.custom_rm_path else _rm_type(args, sample).removeprefix("boxed_")
 
 
 def _rm_type(args, sample) -> str:

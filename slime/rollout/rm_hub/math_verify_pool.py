@@ -105,8 +105,13 @@ _pools_lock = threading.Lock()
 def _shared_pool() -> VerifyPool:
     with _pools_lock:
         if not _pools:
-            _pools.append(VerifyPool(max(1, min(4, (os.cpu_count() or 1) // 2))))
+            _pools.append(VerifyPool(num_workers()))
         return _pools[0]
+
+
+def num_workers() -> int:
+    """How many answers are verified at the same time."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 def verify_answer(response: str, label: str) -> bool:

@@ -8,10 +8,12 @@ import time
 
 import pytest
 
-from slime.rollout import generate_state
+from slime.rollout import generate_state, rm_hub
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.rm_hub import remote
+from slime.rollout.rm_hub.math_verify_pool import num_workers
 from slime.rollout.scoring import score_each, score_group, score_samples
+from slime.utils.async_utils import run
 from slime.utils.http_utils import close_session, get_session
 from slime.utils.types import Sample
 
@@ -155,3 +157,21 @@ def test_service_is_not_overrun_and_waiting_for_a_turn_does_not_count(engine, ma
     samples, service = scored(engine, make_args, "/slow", 48, score, rm_timeout=1.1)
     assert [sample.reward for sample in samples] == [0.5] * 48  # 1.2 seconds in all
     assert service.most_open == 4
+
+
+@pytest.mark.parametrize("score", [score_each, score_samples])
+def test_waiting_for_a_worker_of_math_verify_does_not_count(engine, make_args, monkeypatch, score):
+    """Slow answers of others would cost right ones their reward."""
+    running, most = [], []
+
+    async def grade(args, response, sample):
+        running.append(sample.index)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(sample.index)
+        return 1.0
+
+    monkeypatch.setitem(rm_hub.ASYNC_GRADERS, "math_verify", grade)
+    samples = [Sample(index=i, response=r"\boxed{1}", label="1") for i in range(20)]
+    run(score(make_args(engine, custom_rm_path=None, rm_type="math_verify"), samples))
+    assert [sample.reward for sample in samples] == [1.0] * 20 and max(most) <= num_workers()
