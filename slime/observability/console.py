@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: start notes, a live line, one summary line per round, a closing line.
+"""What a person sees while a run goes on: start notes, a live line, one summary line per round.
 
 Invariants: on a terminal one line at the bottom is redrawn; elsewhere a plain line appears at most every 10 s. It writes
 text only and does not know how rounds are made or where progress comes from.
@@ -58,12 +58,6 @@ class Console:
         self._phase = "starting"
         self._phase_began = self._logged_at = clock()
 
-    def __enter__(self) -> Console:
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self.stop_live()
-
     def start(self, notes: Sequence[str], run_dir: str) -> None:
         """Say what was decided for the user, and where the run's files lie."""
         self._print(f"run directory: {run_dir}")
@@ -101,11 +95,6 @@ class Console:
         with self._lock:
             self._logged_at = self._clock()
             self._print(f"{self._round_text(rollout_id)}  " + "  ".join(parts))
-
-    def close(self, message: str) -> None:
-        """Take the live line away and write the closing message."""
-        self.stop_live()
-        self._print(message)
 
     def stop_live(self) -> None:
         """Take the live line away; safe to call twice."""

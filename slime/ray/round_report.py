@@ -17,18 +17,17 @@ class RoundReport:
 
 
 @contextmanager
-def timed(phase: str, *totals: dict[str, float]) -> Iterator[None]:
-    """Add the wall time of the block to the phase's seconds in each of `totals`."""
+def timed(phase: str, known: dict[str, float]) -> Iterator[None]:
+    """Add the wall time of the block to the phase's seconds."""
     started = time.monotonic()
     try:
         yield
     finally:
-        add_seconds(phase, time.monotonic() - started, *totals)
+        add_seconds(phase, time.monotonic() - started, known)
 
 
-def add_seconds(phase: str, seconds: float, *totals: dict[str, float]) -> None:
-    for known in totals:
-        known[phase] = known.get(phase, 0.0) + seconds
+def add_seconds(phase: str, seconds: float, known: dict[str, float]) -> None:
+    known[phase] = known.get(phase, 0.0) + seconds
 
 
 def merged(reports: list[dict]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:

@@ -65,7 +65,6 @@ class Session:
                 "turn; train_async.py looks ahead"
             )
         self.num_rollout = self.start_rollout_id = 0
-        self.totals: dict[str, float] = {}  # seconds and tokens per phase, for the closing table
         self.num_rollout_per_epoch: int | None = None
         self._weight_version = -1
         self._resumed: checkpoint_dirs.Checkpoint | None = None
@@ -236,7 +235,7 @@ class Session:
         Raises: ValueError for samples that cannot be trained on, or a column that does not fit them.
         """
         seconds = time.monotonic() - self._own_round_began
-        add_seconds("generate", seconds, self._report.seconds, self.totals)
+        add_seconds("generate", seconds, self._report.seconds)
         call = self._manager.batch.remote(rollout_id, samples, columns, seconds)
         batch, metrics = wait_for(call, f"conversion of round {rollout_id}", deadline_s=600)
         self._log_generated(rollout_id, metrics)
@@ -430,7 +429,7 @@ class Session:
 
     def _timed(self, phase: str, rollout_id: int | None):
         self.console.begin(phase, rollout_id)
-        return timed(phase, self._report.seconds, self.totals)
+        return timed(phase, self._report.seconds)
 
     def _poll_progress(self):
         self._check_engines_now_and_then()

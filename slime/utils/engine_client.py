@@ -53,10 +53,6 @@ class EngineClient:
         except EngineError:
             return False
 
-    def health_generate(self, timeout_s: float | None = None) -> None:
-        """Have the engine generate a token; raises EngineError when it cannot."""
-        self._request("GET", "/health_generate", timeout_s=timeout_s)
-
     def model_info(self) -> dict[str, Any]:
         return self._with_fallback("/model_info", "/get_model_info")
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 
 POLL_S = 0.2
 GRACE_S = 3.0
@@ -70,7 +71,7 @@ def log_tail(log_path: str, num_lines: int = 20) -> str:
     """Last lines of a supervised command's log, for error messages; a missing log reads as such."""
     try:
         with open(log_path, encoding="utf-8", errors="replace") as file:
-            return "".join(file.readlines()[-num_lines:]).rstrip() or "(the log is empty)"
+            return "".join(deque(file, num_lines)).rstrip() or "(the log is empty)"  # logs of long runs are large
     except OSError as error:
         return f"(no log: {error})"
 

@@ -50,11 +50,11 @@ def test_without_a_terminal_a_line_comes_every_ten_seconds():
 def test_on_a_terminal_the_line_is_redrawn_and_taken_away(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     console, file, _ = make_console(is_live=True)
-    with console:
-        console.begin("generate", 0)
-        console.update(snapshot())
-        assert "12/32" in file.getvalue()
-        console.close("done")
+    console.begin("generate", 0)
+    console.update(snapshot())
+    assert "12/32" in file.getvalue()
+    console.stop_live()
+    console.say("done")
     assert file.getvalue().rstrip().endswith("done")
 
 
