@@ -57,7 +57,7 @@ async def generate_streaming(args, sample: Sample, sampling_params: dict[str, An
 
 async def _append_stream(args, state: GenerateState, sample: Sample, payload: dict, evaluation: bool) -> bool:
     """Append the answer as it comes, until it ends or the round does. Returns whether the engine ended it."""
-    merger, finished = ChunkMerger(), False
+    merger, finished, earlier = ChunkMerger(), False, sample.response
     chunks = _chunks(get_model_url(args), payload, request_headers(args, sample))
     try:
         async for chunk in chunks:
@@ -66,6 +66,7 @@ async def _append_stream(args, state: GenerateState, sample: Sample, payload: di
             fresh = merger.fresh_part(chunk)
             finished = bool(chunk["meta_info"].get("finish_reason"))
             append_engine_output(args, sample, fresh, update_terminal_info=finished)
+            sample.response = earlier + merger.text
             if finished or (state.aborted and not evaluation):
                 break
     finally:
@@ -74,7 +75,8 @@ async def _append_stream(args, state: GenerateState, sample: Sample, payload: di
 
 
 class ChunkMerger:
-    """Turns chunks of either kind into what each adds.
+    """Turns chunks of either kind into the tokens that each adds, and `text`: all so far. An engine may take back text, when it ends
+    in a stop string that is cut off.
 
     Cumulative: every chunk repeats all tokens so far. Incremental: only new ones. Told apart by `completion_tokens`,
     which counts all tokens so far in both, against the number of log-probs in the chunk.
@@ -91,14 +93,13 @@ class ChunkMerger:
         cumulative = len(triples) > 0 and (total is None or len(triples) == total) and len(triples) >= self.num_tokens
         fresh = triples[self.num_tokens :] if cumulative else triples
         text = chunk.get("text") or ""
-        repeats = cumulative or (not triples and bool(self.text))
-        fresh_text = text[len(self.text) :] if repeats and text.startswith(self.text) else text
+        repeats = cumulative or (not triples and text.startswith(self.text))
+        self.text = text if repeats else self.text + text
         skipped = self.num_tokens if cumulative else 0
         fresh_meta = {**meta_info, "output_token_logprobs": fresh, **self._shifted_versions(meta_info)}
         fresh_meta |= _without_leading_tokens(meta_info, skipped)
         self.num_tokens += len(fresh)
-        self.text += fresh_text
-        return {"text": fresh_text, "meta_info": fresh_meta}
+        return {"meta_info": fresh_meta}
 
     def _shifted_versions(self, meta_info: dict[str, Any]) -> dict[str, Any]:
         """Version spans count from the first token of the call; the sample wants them from the chunk's."""

@@ -52,7 +52,7 @@ def test_chunks_of_both_kinds_give_each_token_once(kind):
     merger = ChunkMerger()
     fresh = [merger.fresh_part(chunk) for chunk in chunks(kind)]
     assert [[t[1] for t in part["meta_info"]["output_token_logprobs"]] for part in fresh] == [[10], [11], [12]]
-    assert [part["text"] for part in fresh] == ["a", "b", "c"]
+    assert merger.text == "abc"
 
 
 @pytest.mark.parametrize("kind", ["cumulative", "incremental"])
@@ -65,6 +65,16 @@ def test_a_streamed_sample_equals_a_whole_one(streaming_engine, make_args, kind)
     assert sample.token_weight_versions == ["1", "1", "2"] and sample.rollout_log_probs == [-0.5] * 3
     request = streaming_engine.requests[0]
     assert request["stream"] is True and "sampling_seed" in request["sampling_params"]
+
+
+def test_text_that_an_engine_takes_back_is_not_said_twice(streaming_engine, make_args):
+    """Only with the last token is "bc" known to be a stop string, which the request wants cut off."""
+    bodies = [*chunks("cumulative")]
+    bodies[-1]["text"] = "a"
+    streaming_engine.lines = [*map(json.dumps, bodies), "[DONE]"]
+    args = make_args(streaming_engine, custom_generate_function_path=PATH, rollout_batch_size=1)
+    sample = generate_rollout(args, 0, create_data_source(args)).samples[0][0]
+    assert (sample.response, sample.response_length) == ("a", 3)
 
 
 def test_top_p_data_of_cumulative_chunks_is_cut():
