@@ -30,6 +30,7 @@ from slime.rollout.round_end import (
     run_round_hooks,
 )
 from slime.rollout.round_policy import DROP, RESTART, RoundView, age_of
+from slime.rollout.sample_state import duplicate_group
 from slime.utils.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,9 @@ class TrainRound:
             return task.result()
         if not task.cancelled():
             logger.warning("a surplus group failed while the round ended: %r", task.exception())
-        group = self.origin[task]
+        group = duplicate_group(
+            self.origin[task]
+        )  # a plain function that nobody can end may still write into its samples
         for leaf in leaves_of(group):
             if leaf.status not in generation.FINISHED:
                 leaf.reset_response()

@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 import stub_rm
 from fake_engine import reply, until
 
+from slime.rollout import train_round
 from slime.rollout.data_source import create_data_source
 from slime.rollout.filter_hub.dynamic_sampling_filters import (
     check_reward_nonzero_std,
@@ -564,3 +566,30 @@ def test_prompts_of_a_failed_round_are_served_again(engine, make_args):
         generate_rollout(args, 0, source)
     engine.answer = lambda payload: reply([7])
     assert indices(generate_rollout(args, 0, source)) == [[0, 1], [2, 3]]
+
+
+_go_on, _has_written = threading.Event(), threading.Semaphore(0)
+
+
+def slow_to_stop(args, sample, sampling_params):
+    """A plain function, whose thread nobody can end, on prompt 1; it ends long after its round."""
+    if sample.group_index == 1:
+        assert _go_on.wait(60)
+    sample.response = "ab"
+    _has_written.release()
+    return sample
+
+
+def test_a_function_that_outlives_its_round_does_not_write_into_what_waits_for_the_next_one(
+    engine, make_args, monkeypatch
+):
+    monkeypatch.setattr(train_round, "ABORT_GRACE_S", 0.1)
+    hook = f"{__name__}.slow_to_stop"
+    args = make_args(engine, custom_generate_function_path=hook, rollout_batch_size=1, over_sampling_batch_size=2)
+    source = create_data_source(args)
+    (kept,) = generate_rollout(args, 0, source).samples
+    (waiting,) = source.buffer
+    _go_on.set()
+    for _ in range(4):
+        assert _has_written.acquire(timeout=60)
+    assert [sample.response for sample in (*kept, *waiting)] == ["ab", "ab", "", ""]
