@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from slime.rollout.call_seeds import CallSeeds
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
-from slime.rollout.request import adapter_of, expanded_ids, token_budget, within_budget
+from slime.rollout.request import expanded_ids, request_of_ids, token_budget, within_budget
 from slime.utils.http_utils import observed_posts, post
 from slime.utils.processing_utils import MEDIA_PLACEHOLDERS, encode_prompt, render_chat
 from slime.utils.types import Sample
@@ -286,21 +285,10 @@ async def generate_single(
 
 async def _ask(args, chain: Chain, tokens: list[int], params: dict[str, Any]) -> dict[str, Any]:
     """The engine's answer to the chain's ids; calls that are made meanwhile begin conversations of their own."""
-    payload = {
-        "rid": uuid.uuid4().hex,
-        "input_ids": tokens,
-        "sampling_params": params,
-        "return_logprob": True,
-    }
-    if args.use_rollout_routing_replay:
-        payload["return_routed_experts"] = True
-    adapter = adapter_of(args, None)
-    if adapter is not None:
-        payload["lora_path"] = adapter
     chain.is_busy = True
     try:
         with observed_posts(None):
-            return await post(get_model_url(args), payload)
+            return await post(get_model_url(args), request_of_ids(args, tokens, params))
     finally:
         chain.is_busy = False
 

@@ -179,9 +179,20 @@ def next_request(
 
 def build_request(args, sample: Sample, sampling_params: dict[str, Any]) -> dict[str, Any]:
     """Body of `/generate` that starts or continues this sample."""
-    payload: dict[str, Any] = {"rid": uuid.uuid4().hex, "sampling_params": sampling_params, "return_logprob": True}
-    payload["input_ids"] = engine_ids(GenerateState(args), sample)
-    payload |= media_for_engine(sample.multimodal_inputs)
+    ids = engine_ids(GenerateState(args), sample)
+    return request_of_ids(args, ids, sampling_params, sample) | media_for_engine(sample.multimodal_inputs)
+
+
+def request_of_ids(
+    args, ids: list[int], sampling_params: dict[str, Any], sample: Sample | None = None
+) -> dict[str, Any]:
+    """Body of `/generate` for these ids, on behalf of `sample` where there is one."""
+    payload = {
+        "rid": uuid.uuid4().hex,
+        "input_ids": ids,
+        "sampling_params": sampling_params,
+        "return_logprob": True,
+    }
     if args.use_rollout_routing_replay:
         payload["return_routed_experts"] = True
     adapter = adapter_of(args, sample)

@@ -21,8 +21,19 @@ from slime.utils.plain_data import MEDIA_FIELDS, with_shared_leaves
 from slime.utils.provenance import record_span
 
 
+class _Counters:
+    """Numbers as plain data and back; those that are absent are 0."""
+
+    def to_dict(self) -> dict[str, int]:
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, int]):
+        return cls(**{name: data.get(name, 0) for name in cls.__dataclass_fields__})
+
+
 @dataclass
-class SpecInfo:
+class SpecInfo(_Counters):
     """Speculative-decoding counters, summed over the engine calls of one sample."""
 
     spec_accept_token_num: int = 0
@@ -44,16 +55,9 @@ class SpecInfo:
     def spec_accept_length(self) -> float:
         return self.completion_token_num / self.spec_verify_ct if self.spec_verify_ct else 0.0
 
-    def to_dict(self) -> dict[str, int]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, int]) -> SpecInfo:
-        return cls(**{name: data.get(name, 0) for name in cls.__dataclass_fields__})
-
 
 @dataclass
-class PrefixCacheInfo:
+class PrefixCacheInfo(_Counters):
     """Prefix-cache counters, summed over the engine calls of one sample."""
 
     cached_tokens: int = 0
@@ -66,13 +70,6 @@ class PrefixCacheInfo:
     @property
     def prefix_cache_hit_rate(self) -> float:
         return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
-
-    def to_dict(self) -> dict[str, int]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, data: dict[str, int]) -> PrefixCacheInfo:
-        return cls(**{name: data.get(name, 0) for name in cls.__dataclass_fields__})
 
 
 class Status(Enum):
