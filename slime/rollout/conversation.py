@@ -18,7 +18,7 @@ from slime.rollout.call_seeds import CallSeeds
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, uses_sampling_seeds
 from slime.rollout.recorded import Chain, Segment, chain_of_calls, fill_sample, sampled_segment
-from slime.rollout.request import expanded_ids, request_of_ids, token_budget, within_budget
+from slime.rollout.request import expanded_ids, request_headers, request_of_ids, token_budget, within_budget
 from slime.utils.http_utils import observed_posts, post
 from slime.utils.processing_utils import MEDIA_PLACEHOLDERS, encode_prompt, render_chat
 from slime.utils.types import Sample
@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, args, sampling_params: dict[str, Any], evaluation: bool, owners: list[Sample]) -> None:
         self.args, self.sampling_params, self.evaluation = args, sampling_params, evaluation
-        self.sample_indices = [sample.index for sample in owners]
+        self.owners, self.sample_indices = owners, [sample.index for sample in owners]
         self._template_kwargs = owners[0].apply_chat_template_kwargs  # None where a user's code gives none
         self.chains: list[Chain] = []
         self.posted: list[tuple[dict, dict]] = []
@@ -277,18 +277,20 @@ async def generate_single(
         if chain.segments:
             chain.segments[-1].meta_info = {**chain.segments[-1].meta_info, "finish_reason": {"type": "length"}}
         return ""
-    output = await _ask(args, chain, tokens, within_budget(params, budget, 0))
+    owner = None if chain.owner is None else recorder.owners[chain.owner]
+    output = await _ask(args, owner, chain, tokens, within_budget(params, budget, 0))
     text = _record(GenerateState(args).tokenizer, chain, context, output)
     chain.messages = [*messages, {"role": "assistant", "content": text}]
     return text
 
 
-async def _ask(args, chain: Chain, tokens: list[int], params: dict[str, Any]) -> dict[str, Any]:
+async def _ask(args, owner: Sample | None, chain: Chain, tokens: list[int], params: dict[str, Any]) -> dict[str, Any]:
     """The engine's answer to the chain's ids; calls that are made meanwhile begin conversations of their own."""
     chain.is_busy = True
     try:
         with observed_posts(None):
-            return await post(get_model_url(args), request_of_ids(args, tokens, params))
+            payload, headers = request_of_ids(args, tokens, params, owner), request_headers(args, owner)
+            return await post(get_model_url(args), payload, headers=headers)
     finally:
         chain.is_busy = False
 

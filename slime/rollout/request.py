@@ -212,9 +212,9 @@ def adapter_of(args, sample: Sample | None) -> str | None:
     return args.lora_adapters[adapter_number(sample, args.lora_adapters)]
 
 
-def request_headers(args, sample: Sample) -> dict[str, str] | None:
+def request_headers(args, sample: Sample | None) -> dict[str, str] | None:
     """The routing key, where the router's policy honours it."""
-    if args.router_policy == "consistent_hashing" and sample.session_id:
+    if args.router_policy == "consistent_hashing" and sample is not None and sample.session_id:
         return {"X-SMG-Routing-Key": sample.session_id}
     return None
 

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import agent_hooks
 import pytest
 from fake_engine import reply
@@ -181,6 +183,20 @@ def test_turns_have_different_seeds(engine, chat_args, tokenizer):
     engine.answer = lambda payload: spelled(tokenizer, "a")
     one_group(chat_args("two_turns", max_turns=2, rollout_max_response_len=200))
     assert len({request["sampling_params"]["sampling_seed"] for request in engine.requests}) == 4
+
+
+def test_turns_go_to_the_engine_and_the_adapter_of_their_sample(engine, chat_args, tokenizer, write_rows):
+    engine.answer = lambda payload: spelled(tokenizer, "ab")
+    rows = [{"input": MESSAGES, "label": "1", "metadata": {"lora": name}} for name in ("first", "second")]
+    args = chat_args("two_turns", max_turns=2, rollout_max_response_len=200, router_policy="consistent_hashing")
+    args.prompt_data, args.rollout_batch_size = write_rows(rows, "adapters.jsonl"), 2
+    args.lora_sync, args.lora_adapters = "adapter", ["first", "second"]
+    groups = generate_rollout(args, 0, create_data_source(args)).samples
+    asked = Counter(
+        (headers["X-SMG-Routing-Key"], request["lora_path"])
+        for headers, request in zip(engine.headers, engine.requests, strict=True)
+    )
+    assert asked == {(s.session_id, s.metadata["lora"]): 2 for group in groups for s in group}
 
 
 def test_list_hook_sees_messages_even_with_a_chat_template(engine, chat_args, tokenizer):
