@@ -84,6 +84,7 @@ def kill_at_random(find, seed: int):
     def kill(process, folder: Path) -> None:
         started = time.time()
         wait_for(lambda: rounds_ended(folder, started) >= 2 or is_held(folder), "two rounds", process)
+        wait_for(lambda: checkpoint_dirs.tracked_round(str(folder / "save")), "a checkpoint", process)
         time.sleep(random.Random(seed).uniform(0, 0.6))
         find(folder).kill()
 
@@ -98,11 +99,11 @@ KILLS = (
 
 
 def kill_trainer_in_a_save(process, folder: Path) -> None:
-    started = time.time()
+    started, left_before = time.time(), checkpoint_dirs.cut_short(str(folder / "save")).keys()
     wait_for(lambda: rounds_ended(folder, started) or is_held(folder), "a round", process)
     victim = worker("TrainActor")
     save = str(folder / "save")
-    wait_for(lambda: checkpoint_dirs.cut_short(save) or is_held(folder), "a save", process, 0.002)
+    wait_for(lambda: checkpoint_dirs.cut_short(save).keys() - left_before or is_held(folder), "a save", process, 0.002)
     victim.kill()
 
 
