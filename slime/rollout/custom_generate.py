@@ -1,8 +1,8 @@
 """Calling users' generate functions in both documented forms, and completing what they return.
 
 Invariants: the sample's own prompt and group survive in-place edits; engine calls that the function made become the sample's
-tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs. Plain functions
-run in threads, so that they may block.
+tokens; text without a record is encoded, flagged in `metadata["tokens_from_text"]` and never given log-probs; an execution that
+gave no samples is one failed sample. Plain functions run in threads, so that they may block.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from slime.rollout.base_types import leaves_of
 from slime.rollout.conversation import Recorder, owned_prompt, recording
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import prompt_ids
+from slime.rollout.scoring import mark_reward_failed
 from slime.utils.hook_calls import await_hook, wrong
 from slime.utils.hook_forms import accepts_keyword
 from slime.utils.misc import load_hook
@@ -23,10 +24,11 @@ from slime.utils.provenance import name_source
 from slime.utils.types import Sample
 
 OPTION = "custom_generate_function_path"
+NO_SAMPLES = "no_samples"
 
 
 async def call_sample_generate(args, path: str, sample: Sample, sampling_params: dict, evaluation: bool) -> Any:
-    """`function(args, sample, sampling_params[, evaluation])`; returns a Sample or a list of them.
+    """`function(args, sample, sampling_params[, evaluation])`; returns a Sample or a list of at least one.
 
     Raises:
         TypeError, ValueError: the hook returned something else. HookError: it raised.
@@ -40,6 +42,9 @@ async def call_sample_generate(args, path: str, sample: Sample, sampling_params:
         result = await _call(args, path, evaluation, sample, own_params)
     _check_result(path, result, evaluation)
     sample.index = index
+    if not leaves_of(result):
+        sample.prompt, sample.group_index = prompt, group_index
+        return _without_samples(args, path, sample, evaluation)
     if isinstance(result, Sample):
         result.index = index
     for leaf in leaves_of(result):
@@ -73,16 +78,43 @@ async def call_list_generate(
         results = await _call(args, path, evaluation, list(samples))
     _check_results(path, results, len(samples))
     recorder.attribute_rest()
+    for sample, prompt, index in zip(samples, prompts, indices, strict=True):
+        sample.prompt, sample.index, sample.group_index = prompt, index, group_index
+    returned = {id(leaf) for leaf in leaves_of(list(results))}
+    spare = [sample for sample in samples if id(sample) not in returned]
     position_of = {id(sample): position for position, sample in enumerate(samples)}  # results may come in another order
+    completed = []
     for position, result in enumerate(results):
         _check_result(path, result, evaluation)
-        samples[position].prompt, samples[position].index = prompts[position], indices[position]
+        if not leaves_of(result):
+            own = spare.pop(0) if spare else samples[position].duplicate()
+            completed.append(_without_samples(args, path, own, evaluation))
+            continue
         if isinstance(result, Sample) and id(result) not in position_of:
             result.index = indices[position]
         for leaf in leaves_of(result):
             leaf.prompt, leaf.group_index = prompts[position], group_index
             _complete(args, path, leaf, recorder, position_of.get(id(leaf), position))
-    return list(results)
+        completed.append(result)
+    return completed
+
+
+def _without_samples(args, path: str, sample: Sample, evaluation: bool) -> Sample:
+    """What stands for an execution of `sample` that gave no samples: it, failed, with its prompt's tokens alone.
+
+    One that the end of the round has cut short is ABORTED, to be executed again.
+    """
+    state = GenerateState(args)
+    sample.reset_response()
+    sample.rollout_id = None
+    if state.aborted and not evaluation:
+        sample.status = Sample.Status.ABORTED
+        return sample
+    sample.tokens = prompt_ids(state, sample)
+    error = ValueError(f"--custom-generate-function-path {path} returned no samples")
+    mark_reward_failed(args, [sample], error, evaluation, what="generation")
+    sample.metadata["generate_error"] = NO_SAMPLES
+    return sample
 
 
 def _complete(args, path: str, sample: Sample, recorder: Recorder, position: int) -> None:
@@ -135,8 +167,6 @@ def _check_result(path: str, result: Any, evaluation: bool) -> None:
     others = [leaf for leaf in leaves if not isinstance(leaf, Sample)]
     if others:
         raise TypeError(str(wrong(OPTION, path, f"returned a {type(others[0]).__name__}")))
-    if not leaves:
-        raise wrong(OPTION, path, "returned an empty list")
     ids = {leaf.rollout_id for leaf in leaves}
     if len(leaves) > 1 and not evaluation and (None in ids or len(ids) > 1):
         raise wrong(

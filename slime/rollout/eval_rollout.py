@@ -34,16 +34,19 @@ async def eval_rollout(args, rollout_id: int) -> RolloutFnEvalOutput:
     if args.group_rm:
         raise ValueError("--group-rm is not supported in evaluation; give the data sets their own reward")
     state = GenerateState(args)
-    state.counters["eval_reward_failed"] = state.counters["eval_reward_failed_lines"] = 0
+    for what in ("reward", "generation"):
+        state.counters[f"eval_{what}_failed"] = state.counters[f"eval_{what}_failed_lines"] = 0
     state.progress.set_total("eval", None)
     results = await gather_or_cancel(
         [eval_rollout_single_dataset(args, rollout_id, config) for config in args.eval_datasets]
     )
     data = {name: result for part in results for name, result in part.items()}
-    num_failed = state.counters["eval_reward_failed"]
-    if num_failed:
-        logger.warning("evaluation at round %d: %d rewards failed and are left out", rollout_id, num_failed)
-    return RolloutFnEvalOutput(data=data, metrics={"eval/reward_failed": num_failed} if num_failed else {})
+    metrics = {}
+    for what in ("reward", "generation"):
+        if num_failed := state.counters[f"eval_{what}_failed"]:
+            logger.warning("evaluation at round %d: %d %ss failed and are left out", rollout_id, num_failed, what)
+            metrics[f"eval/{what}_failed"] = num_failed
+    return RolloutFnEvalOutput(data=data, metrics=metrics)
 
 
 async def eval_rollout_single_dataset(args, rollout_id: int, dataset_cfg) -> dict[str, dict[str, Any]]:

@@ -133,7 +133,7 @@ async def generate_and_rm_group(
 
 async def score_group_once(args, results: list) -> None:
     """`--group-rm`: one batch call for the group, unless it came back scored or unfinished."""
-    leaves = leaves_of(results)
+    leaves = [leaf for leaf in leaves_of(results) if not leaf.metadata.get("generate_error")]
     unfinished = any(leaf.status == Sample.Status.ABORTED for leaf in leaves)
     if not unfinished and any(leaf.reward is None for leaf in leaves):
         await score_group(args, leaves)
@@ -177,7 +177,8 @@ async def _rescore_split(args, leaves: Any, evaluation: bool) -> Any:
 
 async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool) -> Sample | list[Sample]:
     state = GenerateState(args)
-    result = await apply_sample_hooks(args, result, rollout_id=state.rollout_id, evaluation=evaluation)
+    if not (isinstance(result, Sample) and result.metadata.get("generate_error")):
+        result = await apply_sample_hooks(args, result, rollout_id=state.rollout_id, evaluation=evaluation)
     leaves = leaves_of(result)
     for leaf in leaves:
         _inherit_identity(leaf, sample)

@@ -60,7 +60,7 @@ def check_size(args, group: list) -> None:
 
 def counted(state: GenerateState) -> dict[str, int]:
     """Metrics of what was counted in a round: what failed, and responses that are not what an engine was asked for."""
-    names = (PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
+    names = ("generation_failed", PROMPT_TOO_LONG, "text_only_samples", "unused_conversations")
     metrics = {f"rollout/{name}": state.counters[name] for name in names if name in state.counters}
     return {"rollout/reward_failed": state.counters["reward_failed"], **metrics}
 
@@ -83,15 +83,16 @@ def out_of_prompts(rollout_id: int, num_kept: int, target: int) -> RuntimeError:
 def check_rewards(state: GenerateState, kept: list[list], rollout_id: int) -> None:
     """Say how many rewards failed; RuntimeError with the first traceback when no sample of the round got one."""
     leaves = leaves_of(kept)
-    if num_failed := state.counters["reward_failed"]:
+    failed = [what for what in ("generation", "reward") if state.counters[f"{what}_failed"]]
+    for what in failed:
         logger.warning(
-            "round %d: %d rewards failed; their samples are out of the loss (rollout/reward_failed)",
-            rollout_id,
-            num_failed,
+            "round %d: %d %ss failed; their samples are out of the loss (rollout/%s_failed)",
+            *(rollout_id, state.counters[f"{what}_failed"], what, what),
         )
     if state.first_failure and all(leaf.metadata.get("reward_error") for leaf in leaves):
         raise RuntimeError(
-            f"round {rollout_id}: the reward of all {len(leaves)} samples failed; the first one:\n{state.first_failure}"
+            f"round {rollout_id}: the {' or '.join(failed)} of all {len(leaves)} samples failed; the first one:\n"
+            f"{state.first_failure}"
         )
 
 

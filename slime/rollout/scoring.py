@@ -1,7 +1,7 @@
 """Rewards for generated samples: timeouts, failures, and letting go of slow judges when a round ends.
 
 Invariants: a reward that raises, times out or is not a finite number makes its sample FAILED (reward 0, out of the
-loss, counted, named in the log); the round goes on. When the round is being aborted, rewards that are still being
+loss, counted, named in the log), as does an execution that made no sample; the round goes on. When the round is being aborted, rewards that are still being
 computed are cancelled and the sample stays unscored. Knows `rm_hub` as two functions, not how it scores.
 """
 
@@ -231,8 +231,14 @@ def _plain_number(reward: Any) -> Any:
     return float(reward) if isinstance(reward, numbers.Real) else reward
 
 
-def mark_reward_failed(args, samples: list[Sample], error: Exception, evaluation: bool = False) -> None:
-    """FAILED, reward 0, no loss; counted, and logged in one line with the samples' indices."""
+def mark_reward_failed(
+    args, samples: list[Sample], error: Exception, evaluation: bool = False, what: str = "reward"
+) -> None:
+    """FAILED, reward 0, no loss; counted, and logged in one line with the samples' indices.
+
+    Args:
+        what: failed, so that there is no reward: "reward" or "generation".
+    """
     state = GenerateState(args)
     key = _reward_key(args, evaluation)
     for sample in samples:
@@ -242,15 +248,15 @@ def mark_reward_failed(args, samples: list[Sample], error: Exception, evaluation
         sample.reward = {key: 0.0} if key else 0.0
         sample.remove_sample = True
         sample.metadata["reward_error"] = f"{type(error).__name__}: {error}"
-    counter = "eval_reward_failed" if evaluation else "reward_failed"
+    counter = f"eval_{what}_failed" if evaluation else f"{what}_failed"
     state.counters[counter] += len(samples)
     state.counters[f"{counter}_lines"] += 1
     lines = state.counters[f"{counter}_lines"]
     if lines <= NUM_LOGGED_FAILURES:
         indices = ", ".join(str(sample.index) for sample in samples[:NUM_LOGGED_INDICES])
-        logger.warning("reward of sample %s failed: %s: %s", indices, type(error).__name__, error)
+        logger.warning("%s of sample %s failed: %s: %s", what, indices, type(error).__name__, error)
     elif lines == NUM_LOGGED_FAILURES + 1:
-        logger.warning("more rewards failed: counted from here on")
+        logger.warning("%s of more samples failed: counted from here on", what)
     if not evaluation and state.first_failure is None:
         state.first_failure = "".join(traceback.format_exception(error))
 

@@ -318,7 +318,6 @@ ROUND_ERRORS = [
         "no list of rewards for the set 'a'",
     ),
     ("custom_generate_function_path", "args, sample, sampling_params", "None", "returned a NoneType"),
-    ("custom_generate_function_path", "args, sample, sampling_params", "[]", "returned an empty list"),
     ("custom_generate_function_path", "args, sample, sampling_params", "[sample, Sample()]", r"rollout_id \['None'\]"),
     (
         "custom_generate_function_path",

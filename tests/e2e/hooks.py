@@ -25,7 +25,9 @@ async def group_judge(args, samples, **kwargs):
     if case in (0, 1):
         raise RuntimeError("the judge is down")
     if case == 2:
-        return [None, {"score": float("nan")}, {"score": 0.25, "kind": "short"}, {"score": 0.75, "kind": "long"}]
+        return [None, {"score": float("nan")}, {"score": 0.25, "kind": "short"}, {"score": 0.75, "kind": "long"}][
+            -len(samples) :
+        ]
     from slime.rollout.engine_control import get_model_url
     from slime.utils.http_utils import post
 
@@ -33,6 +35,13 @@ async def group_judge(args, samples, **kwargs):
     answer = await post(get_model_url(args, "default"), body)
     assert answer["meta_info"]["completion_tokens"] == 1
     return [{"score": float(i % 2), "kind": "short"} for i, _ in enumerate(samples)]
+
+
+async def nothing_of_each_sixteenth(args, sample, sampling_params):
+    """The built-in generator; of four prompts with four executions each, the first execution of the third comes to nothing."""
+    from slime.rollout.sglang_rollout import generate
+
+    return [] if sample.index % 16 == 8 else await generate(args, sample, sampling_params)
 
 
 async def always_fails(args, sample, **kwargs):

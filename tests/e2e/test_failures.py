@@ -34,15 +34,17 @@ def engine_process(directory: Path) -> psutil.Process | None:
     return None
 
 
-def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run_goes_on(train, tmp_path):
+def test_judge_that_raises_hangs_and_talks_nonsense_and_an_agent_without_samples_are_counted(train, tmp_path):
     run = train(
         *(*SMALL, "--num-rollout", 2, "--group-rm", "--custom-rm-path", REWARDS + "group_judge", "--rm-timeout", 5),
+        *("--custom-generate-function-path", "tests.e2e.hooks.nothing_of_each_sixteenth"),
         *("--reward-key", "score", "--log-reward-category", "kind", "--log-passrate"),
         *("--log-correct-samples", "--use-rollout-entropy", "--use-kl-loss", "--kl-loss-coef", 0.01, "--use-tis"),
         *("--save-debug-rollout-data", tmp_path / "dump_{rollout_id}.pt"),
         *("--use-wandb", "--wandb-mode", "offline"),
     )
-    assert run.series("rollout/reward_failed") == [4 + 4 + 2] * 2
+    assert run.series("rollout/reward_failed") == [4 + 4 + 1] * 2
+    assert run.series("rollout/generation_failed") == [1] * 2
     assert run.series("rollout/raw_reward") == [(0.25 + 0.75 + 2 * 1.0) / 6] * 2  # of those that have one
     assert "reward of sample 0, 1, 2, 3 failed: RuntimeError: the judge is down" in run.output
     assert "reward of sample 4, 5, 6, 7 failed: TimeoutError: no reward within --rm-timeout 5" in run.output
@@ -51,7 +53,8 @@ def test_group_judge_that_raises_hangs_and_talks_nonsense_is_counted_and_the_run
     )
     samples = torch.load(tmp_path / "dump_0.pt", weights_only=True)["samples"]
     assert [s["reward"]["score"] for s in samples] == [0.0] * 8 + [0.0, 0.0, 0.25, 0.75] + [0.0, 1.0] * 2
-    assert [s["status"] for s in samples].count("failed") == 10
+    assert [s["status"] for s in samples].count("failed") == 10 and samples[8]["response_length"] == 0
+    assert (run.series("data/trained")[-1], run.series("data/failed")[-1]) == (4, 4)
     assert len(run.metrics("train/step")) == 2 and min(run.series("train/grad_norm")) > 0
     assert (missing(run), undocumented(run)) == (set(), set())
     (record,) = (run.directory / "wandb").glob("offline-run-*/run-*.wandb")

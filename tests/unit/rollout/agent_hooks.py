@@ -33,6 +33,25 @@ async def fan_out(args, sample, sampling_params):
     return parts
 
 
+async def nothing_of_the_first(args, sample, sampling_params):
+    """An agent whose episodes of even numbers come to nothing, whatever it did to the sample."""
+    if sample.index % 2 == 0:
+        sample.prompt, sample.response, sample.response_length, sample.group_index = "other", "x", 3, 77
+        return []
+    return [await generate(args, sample, sampling_params)]
+
+
+async def nothing_of_the_first_of_a_list(args, samples, evaluation=False):
+    """The same in the list form; the result of the other sample is a list of the parts that its conversation has."""
+    for sample in samples:
+        sample.response = await generate_single([{"role": "user", "content": "go"}])
+    return [[] if sample.index % 2 == 0 else [sample] for sample in samples]
+
+
+async def nothing_at_all(args, sample, sampling_params):
+    return []
+
+
 async def text_only(args, sample, sampling_params):
     sample.response = "ab!"
     return sample

@@ -1,15 +1,22 @@
+import math
 from collections import Counter
 
 import agent_hooks
 import pytest
+import stub_rm
 from fake_engine import reply
 from tiny_tokenizer import CHATML, GLM, build
 
 from slime.rollout import generate_single
 from slime.rollout.conversation import Recorder
+from slime.rollout.custom_generate import call_sample_generate
 from slime.rollout.data_source import create_data_source
+from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.round_end import prepare_for_buffer
 from slime.rollout.sglang_rollout import generate_rollout
 from slime.utils.async_utils import run
+from slime.utils.eval_config import EvalDatasetConfig
 from slime.utils.processing_utils import encode_prompt, load_tokenizer, render_chat
 from slime.utils.types import Sample
 
@@ -64,6 +71,52 @@ def test_fan_out_keeps_group_and_execution(engine, chat_args):
     assert [[part.rollout_id for part in parts] for parts in group] == [[0, 0], [1, 1]]
     assert {part.group_index for parts in group for part in parts} == {0}
     assert all(part.reward == 1.0 for parts in group for part in parts)
+
+
+@pytest.mark.parametrize("group_rm", [False, True])
+@pytest.mark.parametrize("hook", ["nothing_of_the_first", "nothing_of_the_first_of_a_list"])
+def test_an_execution_without_samples_costs_itself_alone(engine, chat_args, tokenizer, caplog, hook, group_rm):
+    hooks = {"custom_rm_path": "stub_rm.batch" if group_rm else "stub_rm.one", "group_rm": group_rm}
+    stub_rm.seen["batch"].clear()
+    args = chat_args(hook, rollout_sample_hook_path=["stub_rm.tag_hook"], **hooks)
+    output = generate_rollout(args, 0, create_data_source(args))
+    lost, part = output.samples[0][0], output.samples[0][1][0]
+    assert (lost.status, lost.reward, lost.remove_sample, lost.index) == (Sample.Status.FAILED, 0.0, True, 0)
+    assert lost.tokens == encode_prompt(tokenizer, render_chat(tokenizer, MESSAGES)) and lost.response_length == 0
+    assert lost.prompt == MESSAGES and lost.group_index == 0 and lost.rollout_id is None and "tag" not in lost.metadata
+    assert part.reward == 1.0 and part.status == Sample.Status.COMPLETED
+    assert stub_rm.seen["batch"] == ([[1]] if group_rm else [])
+    assert output.metrics["rollout/generation_failed"] == 1 and output.metrics["rollout/reward_failed"] == 0
+    said = f"generation of sample 0 failed: ValueError: --custom-generate-function-path agent_hooks.{hook} returned no samples"
+    assert said in caplog.text
+    assert check_reward_nonzero_std(args, output.samples[0]).keep, "a single verdict has no spread"
+    assert prepare_for_buffer([lost, part], 0, restart=False)[0].status == Sample.Status.PENDING
+
+
+def test_executions_without_samples_in_evaluation_have_no_reward(engine, chat_args):
+    args = chat_args("nothing_of_the_first")
+    config = dict(name="set", path=args.prompt_data, n_samples_per_eval_prompt=2, temperature=0.0, top_p=1.0, top_k=-1)
+    config |= dict(max_response_len=8, input_key="input", tool_key="tools", metadata_key="metadata")
+    args.eval_datasets = [EvalDatasetConfig(**config, custom_rm_path="stub_rm.one")]
+    output = generate_rollout(args, 0, None, evaluation=True)
+    assert [math.isnan(reward) for reward in output.data["set"]["rewards"]] == [True, False] * 3
+    assert output.metrics == {"eval/generation_failed": 3}
+
+
+def test_a_round_of_executions_without_samples_ends_the_run(engine, chat_args):
+    args = chat_args("nothing_at_all")
+    with pytest.raises(
+        RuntimeError, match="(?s)the generation of all 2 samples failed.*nothing_at_all returned no samp"
+    ):
+        generate_rollout(args, 0, create_data_source(args))
+
+
+def test_an_execution_that_the_end_of_the_round_leaves_without_samples_is_executed_again(engine, chat_args):
+    args = chat_args("nothing_at_all")
+    GenerateState(args).aborted = True
+    sample = Sample(index=0, group_index=0, prompt=MESSAGES)
+    result = run(call_sample_generate(args, args.custom_generate_function_path, sample, {}, evaluation=False))
+    assert result is sample and sample.status == Sample.Status.ABORTED and "generate_error" not in sample.metadata
 
 
 def test_text_only_responses_are_encoded_flagged_and_counted(engine, chat_args, tokenizer):
