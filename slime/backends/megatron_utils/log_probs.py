@@ -20,6 +20,9 @@ from slime.backends.megatron_utils.expert_routing import ExpertRouting
 from slime.backends.megatron_utils.model_provider import forward_logits, unwrap
 from slime.utils.process_groups import reduce_over
 
+#: What the sampler kept: ids of each sample, and where those of each response token end.
+TOP_P_COLUMNS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
+
 
 def response_log_probs(
     args,
@@ -100,12 +103,12 @@ def _without_padding(logits: torch.Tensor, vocab_size: int, start: int) -> torch
 def _kept(args, batch: MicroBatch, data: dict) -> KeptTokens | None:
     if args.rollout_top_p == 1.0 or not batch.indices:
         return None
-    for key in ("rollout_top_p_token_ids", "rollout_top_p_token_offsets"):
+    for key in TOP_P_COLUMNS:
         if key not in data:
             raise ValueError(
                 f"--rollout-top-p {args.rollout_top_p} trains on the sampler's kept tokens, but {key} is missing"
             )
-    ids, offsets = (batch.column(data, f"rollout_top_p_token_{name}") for name in ("ids", "offsets"))
+    ids, offsets = (batch.column(data, name) for name in TOP_P_COLUMNS)
     return KeptTokens.join(ids, offsets, batch.own)
 
 

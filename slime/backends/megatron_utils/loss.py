@@ -7,6 +7,9 @@ denominators, divided once per step in `metrics.py`. Old log-probs, advantages a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +24,7 @@ from slime.algorithms.value_loss import value_loss
 from slime.backends.megatron_utils import hook_results
 from slime.backends.megatron_utils.context_parallel import whole_responses, whole_stream
 from slime.backends.megatron_utils.data import MicroBatch, pack
-from slime.backends.megatron_utils.log_probs import get_responses, response_log_probs, whole_samples
+from slime.backends.megatron_utils.log_probs import TOP_P_COLUMNS, get_responses, response_log_probs, whole_samples
 from slime.utils import device
 
 #: What users' code finds here; the off-policy functions are those that --custom-tis-function-path may name.
@@ -212,6 +215,18 @@ class LossBatch(dict):
         self.micro_batch, self.data = micro_batch, data
 
 
+_in_custom_loss: ContextVar[LossBatch | None] = ContextVar("slime_loss_batch", default=None)
+
+
+@contextmanager
+def _seen_by_custom_loss(batch: LossBatch) -> Iterator[None]:
+    token = _in_custom_loss.set(batch)
+    try:
+        yield
+    finally:
+        _in_custom_loss.reset(token)
+
+
 def custom_loss(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> LossOutput:
     """Call `--custom-loss-function-path` as (args, batch, logits, reducer) -> (loss, {name: tensor}).
 
@@ -238,7 +253,8 @@ def custom_loss(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> Lo
         response_lengths=list(batch.response_lengths),
     )
     own = LossBatch(columns, whole, data)
-    loss, metrics = hook_results.loss(args, own, logits, reducer_for(args, batch, data))
+    with _seen_by_custom_loss(own):
+        loss, metrics = hook_results.loss(args, own, logits, reducer_for(args, batch, data))
     return LossOutput(loss, metrics)
 
 
@@ -268,23 +284,41 @@ def get_log_probs_and_entropy(
     with_entropy: bool = False,
     **_layout,
 ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
-    """Log-probs of the response tokens, for custom losses and advantages that compute them from the stream's logits.
+    """Log-probs of the response tokens, for custom losses that compute them from the stream's logits.
 
     Args:
         logits: [1, T, V / tp] of all samples, one after another. The other arguments: of the samples, as a custom loss gets them.
         with_entropy: entropies too, with gradient.
 
     Returns:
-        (an empty tensor, {"log_probs": [L_i] of each sample, "entropy": the same if asked for}).
+        (an empty tensor, {"log_probs": [L_i] of each sample, "entropy": the same if asked for}). With --rollout-top-p the log-probs
+        are those among the ids that the sampler kept, as everywhere else.
+
+    Raises: ValueError when what the sampler kept is not known, since the tokens are not those that the custom loss was given.
     """
     whole = whole_samples(unconcat_tokens, response_lengths, logits.device)
     rows = logits.index_select(1, whole.rows)
-    wanted = {"with_entropy": with_entropy, "entropy_grad": with_entropy, "replay": False}
-    log_probs, entropy = response_log_probs(args, rows, whole, {}, **wanted)
+    wanted = {"with_entropy": with_entropy, "entropy_grad": with_entropy}
+    log_probs, entropy = response_log_probs(args, rows, whole, _records_of(args, unconcat_tokens), **wanted)
     columns = {"log_probs": list(log_probs.split(list(response_lengths)))}
     if entropy is not None:
         columns["entropy"] = list(entropy.split(list(response_lengths)))
     return logits.new_empty(0), columns
+
+
+def _records_of(args, unconcat_tokens: list[torch.Tensor]) -> dict[str, list]:
+    """The sampler's top-p records of samples of the running custom loss, which are told by their tensors of tokens."""
+    if args.rollout_top_p == 1.0:
+        return {}
+    batch = _in_custom_loss.get() or {"tokens": ()}
+    position_of = {id(tokens): position for position, tokens in enumerate(batch["tokens"])}
+    positions = [position_of.get(id(tokens)) for tokens in unconcat_tokens]
+    if None in positions:
+        raise ValueError(
+            f"--rollout-top-p {args.rollout_top_p}: get_log_probs_and_entropy needs the samples' tensors of batch['unconcat_tokens'] "
+            "themselves, inside of a custom loss, to find what the sampler kept"
+        )
+    return {name: [batch[name][position] for position in positions] for name in TOP_P_COLUMNS if name in batch}
 
 
 def loss_function_for(args, role: str):

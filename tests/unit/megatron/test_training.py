@@ -390,6 +390,34 @@ def test_a_custom_loss_made_of_the_public_functions_is_the_policy_loss(model_dir
     assert steps[0][1]["train/grad_norm"] > 0
 
 
+def test_a_custom_loss_reads_log_probs_among_what_the_sampler_kept(model_dir, tmp_path):
+    """Each response token was sampled among its own id and one other."""
+    (tmp_path / "losses.py").write_text(LOSSES)
+    custom = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path}/losses.py:by_hand"}
+    steps = []
+    for overrides in ({}, custom):
+        shard = make_shard(None, micro_batches=[[0, 1], [2, 3]])
+        answers = [t[len(t) - n :] for t, n in zip(shard["tokens"], shard["response_lengths"], strict=True)]
+        shard["rollout_top_p_token_ids"] = [torch.stack([ids, (ids + 1) % 260], 1).flatten().int() for ids in answers]
+        shard["rollout_top_p_token_offsets"] = [torch.arange(0, 2 * len(ids) + 1, 2).int() for ids in answers]
+        actor, _ = start(train_args(model_dir, rollout_top_p=0.9, entropy_coef=0.1, **overrides))
+        steps.append(actor.train(0, shard)["steps"][0])
+    for name in ("train/loss", "train/pg_clipfrac", "train/grad_norm"):
+        assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-5, abs=1e-7), name
+
+
+def test_log_probs_of_other_tensors_than_the_batchs_are_refused_under_top_p(model_dir, tmp_path):
+    (tmp_path / "losses.py").write_text(LOSSES.replace('batch["unconcat_tokens"]', '[t + 0 for t in batch["tokens"]]'))
+    custom = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path}/losses.py:by_hand"}
+    actor, _ = start(train_args(model_dir, rollout_top_p=0.9, **custom))
+    kept = {
+        "rollout_top_p_token_ids": [torch.zeros(0)] * 4,
+        "rollout_top_p_token_offsets": [torch.zeros(1 + n).int() for n in (4, 6, 3, 8)],
+    }
+    with pytest.raises(Exception, match="--rollout-top-p 0.9: get_log_probs_and_entropy needs the samples' tensors"):
+        actor.train(0, make_shard(None, **kept))
+
+
 PROVIDERS = """
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
