@@ -43,7 +43,6 @@ class RolloutDataSource(LedgeredSource):
         self.stream_rows: int | None = None  # rows of a whole pass over a stream, once one was made
         self.makes_groups = False  # some came from a subclass that makes them itself
         self.dataset = load_prompts(args)
-        self._known_digest: str | None = None
         self._order_by = self._wanted_order()
         self._order = self._epoch_order()
 
@@ -127,7 +126,7 @@ class RolloutDataSource(LedgeredSource):
             stream = self.dataset.mark() if isinstance(self.dataset, StreamingPrompts) else None
             data_set = {"rows": len(self), "path": self.args.prompt_data, "stream": stream, **self._order_by}
             data_set["makes_groups"] = self.makes_groups
-            data_set["digest"] = self._digest()
+            data_set["rows_digest"] = None if self.dataset is None else self.dataset.digest()
             return {**state, **self._ledger_state(self.dataset), "data_set": data_set}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,12 +146,6 @@ class RolloutDataSource(LedgeredSource):
         groups = [decode_group(group, self.dataset) for group in state.get("buffer", [])]
         return self._fitted(groups, state)
 
-    def _digest(self) -> str | None:
-        """What the prompts are, said in a word; made once, by whoever asks first."""
-        if self._known_digest is None and self.dataset is not None:
-            self._known_digest = self.dataset.digest()
-        return self._known_digest
-
     def _check_same_data(self, saved: dict[str, Any]) -> None:
         streamed = isinstance(self.dataset, StreamingPrompts)
         if saved["rows"] != len(self) or streamed != (saved["stream"] is not None):
@@ -161,7 +154,7 @@ class RolloutDataSource(LedgeredSource):
                 f"the checkpoint was written with {there}, --prompt-data {self.args.prompt_data} now gives "
                 f"{'a stream' if streamed else len(self)}; continue with the same data, or start over with --no-resume"
             )
-        if saved.get("digest") not in (None, self._digest()):
+        if self.dataset is not None and saved.get("rows_digest") not in (None, self.dataset.digest()):
             if streamed:
                 raise ValueError(
                     f"the checkpoint was written with other rows: --prompt-data {saved['path']} then, {self.args.prompt_data} now, "

@@ -166,11 +166,13 @@ def _render(tokenizer, messages: list[dict], tools: list | None, fmt: RowFormat,
 # ---- whole sets ----------------------------------------------------------------------------------------------------
 
 
-def iter_samples(path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> Iterator:
+def iter_samples(
+    path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0, digest: Any = None
+) -> Iterator:
     """Samples of the rows of `path` in order, None for one whose prompt is too long; keys are detected on the first row.
 
     Args:
-        num_workers: processes that parse, render and count; 0 for none.
+        num_workers: processes that parse, render and count; 0 for none. digest: of `hashlib`, is told the rows.
     """
     rows = read_rows(path)
     first = next(rows, None)
@@ -178,9 +180,18 @@ def iter_samples(path: str, fmt: RowFormat, tokenizer=None, processor=None, num_
         return iter(())
     shared = (fmt.detect_keys(first[1]), tokenizer, processor)
     rows = itertools.chain([first], rows)
+    if digest is not None:
+        rows = _told_to(digest, rows, shared[0])
     if num_workers > 0:
         return map_in_processes(usable_sample, rows, shared, num_workers, "--num-data-workers")
     return (usable_sample(row, *shared) for row in rows)
+
+
+def _told_to(digest: Any, rows: Iterator[Row], fmt: RowFormat) -> Iterator[Row]:
+    for located_row in rows:
+        given = [located_row[1].get(key) for key in (fmt.input_key, fmt.tool_key, fmt.label_key)]
+        digest.update(f"{given!r}\0".encode("utf-8", "surrogatepass"))
+        yield located_row
 
 
 def usable_sample(located_row: Row, fmt: RowFormat, tokenizer=None, processor=None) -> Sample | None:
@@ -210,7 +221,9 @@ class PromptSet:
     seed = 42
 
     def __init__(self, path: str, fmt: RowFormat, tokenizer=None, processor=None, num_workers: int = 0) -> None:
-        samples = list(iter_samples(path, fmt, tokenizer, processor, num_workers))
+        digest = hashlib.blake2b(digest_size=16)
+        samples = list(iter_samples(path, fmt, tokenizer, processor, num_workers, digest))
+        self._digest = digest.hexdigest()
         num_rows = len(samples)
         self.origin_samples = self.samples = [sample for sample in samples if sample is not None]
         self.num_too_long = num_rows - len(self.samples)
@@ -233,12 +246,8 @@ class PromptSet:
         return self.samples[index]
 
     def digest(self) -> str:
-        """Tells this set of prompts from others, labels included."""
-        mixed = hashlib.blake2b(digest_size=16)
-        for sample in self.samples:
-            prompt = sample.prompt if isinstance(sample.prompt, str) else repr(sample.prompt)
-            mixed.update(f"{prompt}\0{sample.label!r}\0".encode("utf-8", "surrogatepass"))
-        return mixed.hexdigest()
+        """Tells this set of prompts from others, labels included, by what stands in the file: a chat template may add today's date."""
+        return self._digest
 
     def shuffle(self, new_epoch_id: int, seed: int | None = None) -> None:
         """Put `samples` into the order of the epoch; the same epoch has the same order."""

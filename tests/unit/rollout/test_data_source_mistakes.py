@@ -10,6 +10,7 @@ from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBu
 from slime.rollout.data_source_adapter import adapt_class
 from slime.rollout.ledger_check import check
 from slime.rollout.round_policy import age_of
+from slime.utils import data
 from slime.utils.types import Sample
 
 
@@ -246,6 +247,23 @@ def test_other_prompts_of_the_same_number_are_said(args, make_args, write_rows, 
     other = write_rows([{"input": f"q{i}", "label": i} for i in range(6)], "other.jsonl")
     resumed(source, make_args(prompt_data=other), tmp_path)
     assert "other.jsonl does not hold the prompts or labels that the checkpoint was written with" in caplog.text
+
+
+def test_a_chat_template_that_says_the_day_makes_no_other_prompts_of_the_same_rows(
+    make_args, write_rows, tmp_path, caplog, monkeypatch
+):
+    args = make_args(
+        prompt_data=write_rows([{"input": f"p{i}", "label": i} for i in range(4)]), apply_chat_template=True
+    )
+    today = "26 Jul"
+    monkeypatch.setattr(data, "render_chat", lambda tokenizer, messages, *_: f"{today}: {messages[0]['content']}")
+    source = RolloutDataSourceWithBuffer(args)
+    assert source.get_samples(1)[0][0].prompt == "26 Jul: p0"
+    today = "27 Jul"
+    assert resumed(source, args, tmp_path).dataset[1].prompt == "27 Jul: p1" and not caplog.text
+    write_rows([{"input": f"p{i}", "label": 9} for i in range(4)])
+    resumed(source, args, tmp_path)
+    assert "does not hold the prompts or labels" in caplog.text
 
 
 @pytest.mark.parametrize("change", ["slice", "first row"])
