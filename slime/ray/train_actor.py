@@ -105,9 +105,11 @@ class TrainActor:
     def write_weights(self, engine_urls: list[str], version: int) -> None:
         """Write the current weights as the folder of ``version`` (disk transport), then call the user's hook; engines generate
         meanwhile. All ranks call it."""
-        from slime.backends.weight_sync.disk import version_folder
+        from slime.backends.weight_sync.disk import remove_unfinished, version_folder
 
         args, started, folder = self._args, time.monotonic(), version_folder(self._args, version)
+        if self._rank == 0:
+            remove_unfinished(args)
         try:
             self._actor.save_hf(folder.path)
         except Exception as error:

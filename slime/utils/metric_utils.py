@@ -7,5 +7,3 @@ from slime.observability.metric_utils import (
     dict_add_prefix,
     has_repetition,
 )
-
-__all__ = ["compute_pass_rate", "compute_rollout_step", "compute_statistics", "dict_add_prefix", "has_repetition"]

@@ -9,13 +9,3 @@ from slime.observability.trace_utils import (
     trace_next_attempt,
     trace_span,
 )
-
-__all__ = [
-    "bind_trace",
-    "export_trace",
-    "import_trace",
-    "trace_event",
-    "trace_function",
-    "trace_next_attempt",
-    "trace_span",
-]

@@ -20,6 +20,7 @@ SMALL = (
 def test_look_ahead_loop_with_tensor_ranks_keeps_the_folders_that_engines_read(train, tmp_path):
     """The last one is what --save-hf exports of the same weights."""
     folder = tmp_path / "weights"
+    (folder / ".weight_v000007.incomplete").mkdir(parents=True)  # of a run that was killed under a write
     run = train(
         *(*SMALL, "--update-weight-disk-dir", folder, "--num-rollout", 3, "--save-hf", tmp_path / "export"),
         *("--actor-num-gpus-per-node", 2, "--tensor-model-parallel-size", 2, "--sequence-parallel"),

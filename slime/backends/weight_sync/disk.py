@@ -1,8 +1,9 @@
 """Weights as whole checkpoints on a disk that trainer and engines see: one Hugging Face folder a version, `weight_v000012`.
 
 Invariants: a folder has its name only when everything in it is written, and whoever writes a version anew replaces it; it goes when
-every engine holds what is in it. What did not get that far stays, since an engine may still be reading. It does not write: the
-model's export does. One run at a time uses a `--update-weight-disk-dir`.
+every engine holds what is in it. What did not get that far stays, since an engine may still be reading, but for what never had its
+name: whoever writes next removes it. It does not write: the model's export does. One run at a time uses a
+`--update-weight-disk-dir`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ class VersionFolder:
             shutil.rmtree(self.path)
         except OSError as error:
             logger.warning("%s, which all engines have read, could not be removed: %s", self.path, error)
+
+
+def remove_unfinished(args) -> None:
+    """Delete what a write that was cut short has left under the names that the export gives before a folder has its own."""
+    for pattern in (".weight_v*.incomplete", ".weight_v*.old"):
+        for path in Path(args.update_weight_disk_dir).glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def version_folder(args, version: int) -> VersionFolder:

@@ -11,61 +11,11 @@ from slime.backends.weight_sync import publisher as publisher_module
 from slime.backends.weight_sync import tensor as tensor_module
 from slime.backends.weight_sync.publisher import WeightPublisher
 from slime.backends.weight_sync.tensor import TensorTransport, largest_bucket
-from slime.utils import platform, tensor_wire
+from slime.utils import platform
 from slime.utils.engine_client import EngineError
+from tests.unit.weight_sync.control_calls import FakeEngine
 
 WEIGHTS = [("a", torch.arange(4.0)), ("b", torch.arange(100.0)), ("c", torch.ones(3)), ("d", torch.ones(2))]
-
-
-class FakeEngine:
-    """Records the calls and keeps what it was sent, like an engine that applies a bucket or nothing of it."""
-
-    def __init__(self, base_url: str = "http://engine", fail_at: str | None = None):
-        self.base_url, self.fail_at = base_url, fail_at
-        self.calls: list[str] = []
-        self.held: dict[str, torch.Tensor] = {}
-        self.version: str | None = None
-        self.is_open = self.is_paused = False
-
-    def _note(self, name: str) -> None:
-        self.calls.append(name)
-        if name == self.fail_at:
-            self.fail_at = None
-            raise RuntimeError(f"{self.base_url} failed at {name}")
-
-    def pause(self, mode):
-        self.is_paused = True
-        self._note("pause")
-
-    def flush_cache(self, deadline_s):
-        self._note("flush")
-
-    def begin_weight_update(self):
-        if self.is_open:
-            raise RuntimeError("a window is already open")  # what SGLang answers
-        self.is_open = True
-        self._note("begin")
-
-    def end_weight_update(self, timeout_s=None):
-        if not self.is_open:
-            raise EngineError("no window is open", 400)
-        self.is_open = False
-        self._note("end")
-
-    def continue_generation(self, timeout_s=None):
-        self.is_paused = False
-        self._note("continue")
-
-    def weight_version(self):
-        self._note("version")
-        return self.version
-
-    def update_weights_from_tensor(self, serialized, load_format, weight_version):
-        pairs = tensor_wire.named_tensors_of(tensor_wire.deserialize(serialized[0]), load_format)
-        copies = {name: tensor.clone() for name, tensor in pairs}
-        self._note("update")
-        self.held |= copies
-        self.version = weight_version
 
 
 def publisher_for(*engines, buffer_bytes: int = 64) -> WeightPublisher:
