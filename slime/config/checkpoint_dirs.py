@@ -38,7 +38,7 @@ class Checkpoint:
 
     rollout_id: the last round trained into it. weight_version: of the engines when it was saved. run_id: the run that
     wrote it, kept when that run is continued. sequence: counts the saves of a folder. started_from: what ``--load`` named
-    when the run began.
+    when the run began. prompts: of all rounds trained into it, by the batch sizes of their time; None where it was not recorded.
     """
 
     directory: str
@@ -49,6 +49,7 @@ class Checkpoint:
     started_from: str | None
     precision: str
     model: dict[str, Any]
+    prompts: int | None = None
 
 
 def name_of(rollout_id: int) -> str:
@@ -92,6 +93,16 @@ def latest(folder: str | None) -> Checkpoint | None:
         return None
     logger.warning("%s: %s names %s, which is not there: taking the last one saved", folder, TRACKER, tracked)
     return _checked(complete[-1].directory)
+
+
+def done_before(args) -> tuple[int, int]:
+    """(number of the run's first round, prompts of all rounds before it)."""
+    found, first = latest(args.resume_from), args.start_rollout_id
+    if first is None:
+        first = 0 if found is None else found.rollout_id + 1
+    if found is None or found.prompts is None or first != found.rollout_id + 1:
+        return first, first * args.rollout_batch_size
+    return first, found.prompts
 
 
 def at_round(folder: str, rollout_id: int) -> Checkpoint | None:
@@ -142,7 +153,7 @@ def _read(directory: str) -> Checkpoint | None:
     if manifest is None or manifest.get("format") != FORMAT:
         return None
     fields = ("rollout_id", "weight_version", "run_id", "sequence", "started_from", "precision", "model")
-    return Checkpoint(directory, *(manifest[name] for name in fields))
+    return Checkpoint(directory, *(manifest[name] for name in fields), prompts=manifest.get("prompts"))
 
 
 def _checked(directory: str) -> Checkpoint:

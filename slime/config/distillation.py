@@ -35,6 +35,8 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
 
 def against_teacher_on_engine(args: argparse.Namespace) -> Iterator[str]:
     """An engine scores given tokens at temperature 1 over the whole vocabulary; student and teacher have to be alike."""
+    if not args.rm_url:
+        yield f"--opd-type sglang with {TEACHER_ON_ENGINE} needs --rm-url, the teacher's /generate"
     for flag, value in (
         ("--rollout-temperature", args.rollout_temperature),
         ("--rollout-top-p", args.rollout_top_p),

@@ -15,6 +15,8 @@ from slime.config.rollout import RM_TYPES
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout."
 BUILT_IN = "slime.rollout.sglang_rollout.generate_rollout"
+SFT_ROLLOUT = "slime.rollout.sft_rollout."
+"""Makes samples of rows, without engines; the trainer computes the loss of evaluation sets."""
 MEDIA = ("image", "video", "audio")
 
 #: Field -> (least value, whether the least value itself is refused, greatest value).
@@ -39,6 +41,11 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
         yield "--group-rm is not supported in evaluation: leave the evaluation sets out, or score samples one by one"
     if args.eval_interval is not None and args.eval_function_path.startswith(FULLY_ASYNC):
         yield f"--eval-function-path {args.eval_function_path} does not evaluate; {BUILT_IN} does"
+    if args.eval_interval is not None and args.eval_function_path.startswith(SFT_ROLLOUT) and not args.debug_train_only:
+        yield (
+            f"--eval-function-path {args.eval_function_path} asks no engine: it evaluates the loss under --debug-train-only; with "
+            "engines give another one, or leave --eval-interval out"
+        )
     yield from _media_keys("--multimodal-keys", args.multimodal_keys)
     for item in args.eval_datasets:
         named = where(args, item)

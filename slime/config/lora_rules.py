@@ -78,12 +78,11 @@ def _from_folder(run) -> None:
     """Take rank, scaling and targets that were not given from the first folder."""
     args, given = run.args, run.given
     name, folder = next(iter(args.lora_adapter_path.items()))
-    with open(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
-        config = json.load(file)
+    config = _adapter_config(folder)
     if "lora_rank" not in given:
         args.lora_rank = config["r"]
     if "lora_alpha" not in given:
-        args.lora_alpha = float(config["lora_alpha"]) * (args.lora_rank**0.5 if config.get("use_rslora") else 1)
+        args.lora_alpha = _alpha(config)
     if "target_modules" not in given:
         targets = config["target_modules"]
         args.target_modules = [targets] if isinstance(targets, str) else list(targets)
@@ -91,6 +90,27 @@ def _from_folder(run) -> None:
         f"adapter {name} starts from {folder}: rank {args.lora_rank}, alpha {args.lora_alpha:g}, "
         f"targets {' '.join(args.target_modules)}"
     )
+
+
+def _adapter_config(folder: str) -> dict:
+    """The adapter_config.json of a folder.
+
+    Raises: UserError when it is none.
+    """
+    try:
+        with open(os.path.join(folder, "adapter_config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        config["r"] + config["lora_alpha"], config["target_modules"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--lora-adapter-path {folder}: adapter_config.json is not one of PEFT's LoRA: {type(error).__name__}: {error}"
+        ) from None
+    return config
+
+
+def _alpha(config: dict) -> float:
+    """The alpha that, divided by the rank, scales the adapter of a folder."""
+    return float(config["lora_alpha"]) * (config["r"] ** 0.5 if config.get("use_rslora") else 1)
 
 
 def _projections(words: list[str] | None) -> list[str]:
@@ -129,6 +149,8 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
             yield f"--lora-adapters {name}: letters, digits, - and _ only"
     if len(set(args.lora_adapters)) != len(args.lora_adapters):
         yield f"--lora-adapters {' '.join(args.lora_adapters)}: a name stands twice"
+    yield from _against_folders(args)
+    yield from _against_experts(args)
     for dest in ("only_train_params_name_list", "freeze_params_name_list"):
         if getattr(args, dest):
             yield f"--{dest.replace('_', '-')} cannot be used with --lora-rank: adapters alone are trained"
@@ -141,18 +163,43 @@ def problems(args: argparse.Namespace, given: set[str]) -> Iterator[str]:
             f"--lora-sync adapter with --rollout-function-path {args.rollout_function_path}: SGLang unloads an adapter only when "
             "its requests have ended, and these never do; use --lora-sync merged"
         )
-    if (
-        args.lora_sync == "adapter"
-        and args.rollout_engine == "sglang"
-        and has_experts(args)
-        and set(args.target_modules) & {"gate_proj", "up_proj", "down_proj"}
-    ):
-        yield (
-            f"--lora-sync adapter with --target-modules {' '.join(args.target_modules)}: SGLang is not known to add adapters to experts; "
-            "leave gate_proj, up_proj and down_proj out, or use --lora-sync merged"
-        )
     if len(args.lora_adapters) > 1:
         yield from _against_several(args)
+
+
+def _against_folders(args: argparse.Namespace) -> Iterator[str]:
+    """Folders that were made with another rank or scaling than the run's."""
+    for folder in args.lora_adapter_path.values():
+        config = _adapter_config(folder)
+        if config["r"] != args.lora_rank:
+            yield f"--lora-adapter-path {folder}: its rank is {config['r']}, --lora-rank is {args.lora_rank}"
+            continue
+        scaling, theirs = args.lora_alpha / args.lora_rank, _alpha(config) / config["r"]
+        if abs(theirs - scaling) > 1e-6 * scaling:
+            yield (
+                f"--lora-adapter-path {folder}: it is scaled by {theirs:g}, --lora-alpha {args.lora_alpha:g} / --lora-rank "
+                f"{args.lora_rank} is {scaling:g}"
+            )
+
+
+def _against_experts(args: argparse.Namespace) -> Iterator[str]:
+    """Layouts and engines on which adapters cannot train experts."""
+    if not has_experts(args) or not set(args.target_modules) & {"gate_proj", "up_proj", "down_proj"}:
+        return
+    shown = f"--target-modules {' '.join(args.target_modules)}"
+    parts = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
+    if args.lora_sync == "adapter" and args.rollout_engine == "sglang":
+        yield (
+            f"--lora-sync adapter with {shown}: SGLang is not known to add adapters to experts; leave gate_proj, up_proj and "
+            "down_proj out, or use --lora-sync merged"
+        )
+    if parts > 1:
+        yield f"--expert-tensor-parallel-size {parts} with {shown}: adapters of experts need whole experts, 1"
+    if len(args.lora_adapters) > 1:
+        yield (
+            f"--lora-adapters {' '.join(args.lora_adapters)} with {shown}: only one adapter can train experts; leave the "
+            "feed-forward projections out"
+        )
 
 
 def _against_several(args: argparse.Namespace) -> Iterator[str]:

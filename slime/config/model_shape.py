@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from slime.config import expert_shape
+from slime.config import expert_shape, quantized_config
 from slime.config.registry import spelling
 from slime.config.spec import UserError
 from slime.config.status import MODEL_TYPES
@@ -93,7 +93,10 @@ def unsupported_variants(config: dict[str, Any]) -> list[str]:
     factors = [scaling.get(key) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")]
     if kind == "llama3" and factors != [1.0, 4.0, 8192]:
         found.append(f"llama3 rope factors and context are {factors}: only 1, 4 and 8192 are built")
-    return found + expert_shape.unsupported(text)
+    quantization = (
+        quantized_config.unsupported(config["quantization_config"]) if config.get("quantization_config") else None
+    )
+    return found + expert_shape.unsupported(text) + ([quantization] if quantization else [])
 
 
 def shape_from_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from slime.config import (
     validate,
 )
 from slime.config.eval_datasets import build_eval_datasets
+from slime.config.eval_rules import SFT_ROLLOUT
 from slime.config.model_shape import fill_shape
 from slime.config.paths import absolute_hook, make_paths_absolute, split_slice
 from slime.config.spec import UserError
@@ -38,10 +39,6 @@ FRAMEWORK_SERVER_ARGS = frozenset(
     """sglang_server_concurrency sglang_config sglang_router_ip sglang_router_port sglang_router_request_timeout_secs
     sglang_python router_policy router_log_level""".split()
 )
-
-
-#: Computes the loss of evaluation sets in the trainer, without engines.
-SFT_ROLLOUT = "slime.rollout.sft_rollout."
 
 
 @dataclass
@@ -282,7 +279,8 @@ def run_folder(run: Run) -> None:
     if os.path.basename(args.run_name) != args.run_name or args.run_name in ("", ".", ".."):
         raise UserError(f"--run-name {args.run_name or '(empty)'}: a name, not a path (--output-dir gives the folder)")
     args.run_dir = os.path.join(args.output_dir, args.run_name)
-    if os.path.exists(os.path.join(args.run_dir, "metrics.jsonl")):
+    metrics = os.path.join(args.run_dir, "metrics.jsonl")
+    if os.path.exists(metrics) and os.path.getsize(metrics):
         if args.no_resume:
             args.run_name += time.strftime("-%Y%m%d-%H%M%S")
             args.run_dir = os.path.join(args.output_dir, args.run_name)

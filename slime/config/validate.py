@@ -14,17 +14,25 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from slime.config import algorithm, distillation, eval_rules, experts, layout, lora_rules, roles, savings, sync_rules
+from slime.config import (
+    algorithm,
+    distillation,
+    eval_rules,
+    experts,
+    layout,
+    lora_rules,
+    roles,
+    rollout_rules,
+    savings,
+    sync_rules,
+)
 from slime.config.eval_datasets import where
-from slime.config.eval_rules import FULLY_ASYNC
+from slime.config.eval_rules import BUILT_IN, FULLY_ASYNC
 from slime.config.paths import split_file_hook, split_slice
 from slime.config.registry import by_dest, framework_flags, spelling
-from slime.config.rollout import RM_TYPES
+from slime.config.rollout_rules import DEFAULT_DATA_SOURCE
 from slime.config.spec import Flag, UserError
 from slime.config.status import GPU_ONLY, MODEL_TYPES, OFF_VALUES, UNBUILT
-
-DEFAULT_DATA_SOURCE = "slime.rollout.data_source."
-DEFAULT_ROLLOUT = "slime.rollout.sglang_rollout.generate_rollout"
 
 
 def _is_used(flag: Flag, value: Any) -> bool:
@@ -117,8 +125,6 @@ def _ranges(args, given) -> Problems:
 
 def _modes(args, given) -> Problems:
     """Debug modes and placement."""
-    if args.load_forge_rollout_data and "forge_load" not in args.rollout_function_path + args.eval_function_path:
-        yield "--load-forge-rollout-data needs --rollout-function-path slime.rollout.forge_load.generate_rollout, which reads it"
     if args.debug_rollout_only and args.debug_train_only:
         yield "--debug-rollout-only and --debug-train-only exclude each other"
     for dest in ("actor_num_nodes", "actor_num_gpus_per_node"):
@@ -136,39 +142,6 @@ def _modes(args, given) -> Problems:
         )
     if args.save_debug_rollout_data and args.save_debug_rollout_data == args.save_debug_train_data:
         yield f"--save-debug-rollout-data and --save-debug-train-data are one file: {args.save_debug_train_data}"
-
-
-def _rollout(args, given) -> Problems:
-    """Sizes of a round and of a sample."""
-    if args.over_sampling_batch_size < args.rollout_batch_size:
-        yield (
-            f"--over-sampling-batch-size {args.over_sampling_batch_size} is below "
-            f"--rollout-batch-size {args.rollout_batch_size}"
-        )
-    context, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
-    if context is not None and prompt is not None and prompt > context - 1:
-        yield (
-            f"--rollout-max-prompt-len {args.rollout_max_prompt_len} leaves no room for a response in "
-            f"--rollout-max-context-len {args.rollout_max_context_len}"
-        )
-    if args.num_rollout is None and not args.rollout_global_dataset:
-        yield "--disable-rollout-global-dataset needs --num-rollout: without a data set an epoch has no length"
-    if args.streaming_data and args.num_rollout is None:
-        yield "--streaming-data needs --num-rollout: a file that is read lazily has no known length"
-    uses_data = args.rollout_global_dataset and args.data_source_path.startswith(DEFAULT_DATA_SOURCE)
-    if uses_data and args.prompt_data is None and not args.load_debug_rollout_data and args.num_rollout != 0:
-        yield "--prompt-data is missing: a .jsonl or .parquet file of prompts"
-    if args.load_debug_rollout_data and args.num_rollout is None and args.prompt_data is None:
-        yield "--load-debug-rollout-data needs --num-rollout: how many dumps to train on"
-    if args.rm_type and not args.custom_rm_path and args.rm_type.removeprefix("boxed_") not in RM_TYPES:
-        yield f"--rm-type {args.rm_type}: one of {', '.join(RM_TYPES)}, or one of them with the prefix boxed_"
-    if args.rm_type == "remote_rm" and not args.rm_url:
-        yield "--rm-type remote_rm needs --rm-url"
-    if args.rm_type == "reward_model" and not (args.rm_url or args.rm_model_path):
-        yield "--rm-type reward_model needs --rm-model-path, or --rm-url of an engine that serves the model"
-    takes_dicts = args.reward_key or args.custom_rm_path or args.custom_reward_post_process_path
-    if args.rm_type in ("dapo", "boxed_dapo") and not takes_dicts:
-        yield f"--rm-type {args.rm_type} gives score, acc and pred: --reward-key score says which to train on"
 
 
 def _algorithm(args, given) -> Problems:
@@ -231,6 +204,8 @@ def _trainer(args, given) -> Problems:
     family = (args.model_arch.get("text_config") or args.model_arch).get("model_type")
     if family not in MODEL_TYPES and not args.custom_model_provider_path:
         yield f"--hf-checkpoint {args.hf_checkpoint}: model_type {family!r} is not built yet, {', '.join(MODEL_TYPES)} are"
+    if args.padded_vocab_size is not None and args.vocab_size is not None and args.padded_vocab_size < args.vocab_size:
+        yield f"--padded-vocab-size {args.padded_vocab_size} is below --vocab-size {args.vocab_size}"
     if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
         yield "--use-dynamic-batch-size needs --max-tokens-per-gpu"
     if args.balance_by_flops and not args.use_dynamic_batch_size:
@@ -255,7 +230,7 @@ def _trainer(args, given) -> Problems:
 def _makes_own_samples(args) -> bool:
     """Say whether user code may change the number of samples in a step."""
     hooks = (args.custom_generate_function_path, args.custom_convert_samples_to_train_data_path)
-    return any(hooks) or args.rollout_function_path != DEFAULT_ROLLOUT
+    return any(hooks) or args.rollout_function_path != BUILT_IN
 
 
 def _optimizer(args, given) -> Problems:
@@ -270,8 +245,30 @@ def _optimizer(args, given) -> Problems:
         yield f"--min-lr {args.min_lr} is above --lr {args.lr}"
     if args.lr_warmup_fraction is not None and args.lr_warmup_iters:
         yield f"--lr-warmup-fraction {args.lr_warmup_fraction} and --lr-warmup-iters {args.lr_warmup_iters}: use one of them"
+    yield from _schedule(args)
     if args.recompute_method and args.recompute_granularity != "full":
         yield f"--recompute-method {args.recompute_method} needs --recompute-granularity full"
+
+
+def _schedule(args) -> Problems:
+    """A warmup that ends before the schedule does, where the number of steps is known already."""
+    steps = args.lr_decay_iters
+    if steps is None and args.num_rollout and args.global_batch_size:
+        steps = args.num_rollout * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size
+    if steps is None or args.lr_decay_style == "constant" or args.debug_rollout_only:
+        return
+    fraction = args.lr_warmup_fraction
+    warmup = fraction * steps if fraction is not None else args.lr_warmup_iters
+    if warmup >= steps:
+        yield schedule_problem(steps, warmup)
+
+
+def schedule_problem(steps: int, warmup: float) -> str:
+    """What is wrong with a warmup that is not shorter than the schedule, both in optimizer steps."""
+    return (
+        f"the learning-rate schedule has {steps} steps (--num-rollout or --lr-decay-iters) and a warmup of {warmup:g} "
+        "(--lr-warmup-iters or --lr-warmup-fraction): the warmup must be shorter"
+    )
 
 
 def _patterns(args, given) -> Problems:
@@ -341,7 +338,7 @@ CHECKS = (
     _finite,
     _ranges,
     _modes,
-    _rollout,
+    rollout_rules.problems,
     _algorithm,
     eval_rules.problems,
     savings.problems,

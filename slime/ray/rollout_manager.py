@@ -12,8 +12,10 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+from slime.config import checkpoint_dirs
 from slime.observability.progress import Progress
 from slime.ray.placement_group import Slots
 from slime.rollout import data_state
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # Answered while a round is generated. Saving then is right: groups that are in flight count as not consumed.
 OBSERVING = ("progress", "check_engines", "dispose", "mark_trained", "save")
+ENGINE_CHECK_S = 2.0  # a dead engine ends the run this soon, not after every request to it ran out of retries
 DEFAULT_ROLLOUT_FUNCTION = "slime.rollout.sglang_rollout.generate_rollout"
 
 
@@ -39,6 +42,7 @@ class RolloutManager:
         self._held_out: dict[str, list[Sample]] = {}  # evaluation sets whose loss the trainer computes
         self._handed_out: dict[int, list] = {}  # rounds that are generated elsewhere
         self._progress = Progress()
+        self._generating = ThreadPoolExecutor(1, thread_name_prefix="generate")
         self._notes: list[str] = []  # what was decided here and has to be said at start
 
     def start(self) -> dict[str, Any]:
@@ -115,7 +119,9 @@ class RolloutManager:
         num_rollout, per_epoch = args.num_rollout, None
         if num_rollout is None:
             num_prompts = len(self._data_source)
-            num_rollout = int(num_prompts * args.num_epoch // args.rollout_batch_size)
+            before, prompts_before = checkpoint_dirs.done_before(args)
+            left = max(0, num_prompts * args.num_epoch - prompts_before)
+            num_rollout = before + left // args.rollout_batch_size
             per_epoch = num_prompts // args.rollout_batch_size or None
             if num_prompts == 0:
                 raise ValueError(
@@ -200,11 +206,26 @@ class RolloutManager:
         if args.load_debug_rollout_data:
             share = args.load_debug_rollout_data_subsample
             return load_rollout_dump(args.load_debug_rollout_data, rollout_id, share), {}
-        output = call_rollout_path(args, "rollout_function_path", rollout_id, self._data_source, evaluation=False)
+        output = self._call_rollout("rollout_function_path", rollout_id, evaluation=False)
         return output.samples, output.metrics or {}
 
+    def _call_rollout(self, option: str, rollout_id: int, evaluation: bool):
+        """What the function of ``option`` gives, while the engines are looked at.
+
+        Raises:
+            RuntimeError: engines or router died. Otherwise as `call_rollout_path`.
+        """
+        call = self._generating.submit(
+            call_rollout_path, self._args, option, rollout_id, self._data_source, evaluation=evaluation
+        )
+        while not wait([call], timeout=ENGINE_CHECK_S).done:
+            self.check_engines()
+        if call.exception() is not None:
+            self.check_engines()  # one that died is the cause, and the better message
+        return call.result()
+
     def check_engines(self) -> None:
-        """Called while ``generate`` runs.
+        """Look whether all processes of the server run; called while ``generate`` runs, too.
 
         Raises:
             RuntimeError: the router or engine processes ended; the message holds the end of their logs.
@@ -311,7 +332,7 @@ class RolloutManager:
 
         args = self._args
         with untouched_random_numbers():
-            output = call_rollout_path(args, "eval_function_path", rollout_id, self._data_source, evaluation=True)
+            output = self._call_rollout("eval_function_path", rollout_id, evaluation=True)
         for_dump = [sample for result in output.data.values() for sample in result.get("samples") or []]
         self._dump(f"eval_{step}", for_dump)
         extra = output.metrics or {}

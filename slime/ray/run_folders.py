@@ -1,7 +1,8 @@
 """The folders that a run writes to: made when it starts, and held, so that no second run writes there at the same time.
 
 A lock is the operating system's, on the file `.lock` of the folder: it ends with the process that holds it, however that ends. File
-systems without locks are used without. Knows nothing of what is written.
+systems without locks are used without. A run that did not come to its first round takes away what it made. Knows nothing of what
+is written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import tempfile
 from typing import IO
@@ -25,14 +27,23 @@ class RunFolders:
 
     def __init__(self, args) -> None:
         self._held: list[IO] = []
+        self._made: list[str] = []
         places = {os.path.realpath(folder): flag for flag, folder in _folders(args)}
         try:
             for folder, flag in places.items():
+                is_new = not os.path.isdir(folder)
                 _make(folder, flag)
+                self._made += [folder] if is_new else []
                 self._held += _hold(folder, flag)
         except BaseException:
-            self.release()
+            self.withdraw()
             raise
+
+    def withdraw(self) -> None:
+        """Remove the folders that were not there before, with what this run wrote to them, and release the others."""
+        for folder in self._made:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.release()
 
     def release(self) -> None:
         while self._held:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime.config import checkpoint_dirs
 from slime.observability.console import Console
@@ -20,7 +21,7 @@ from slime.ray import boot, checkpoint
 from slime.ray.interrupts import uninterrupted
 from slime.ray.observable import observable
 from slime.ray.placement_group import create_slots, layout
-from slime.ray.rollout_manager import OBSERVING, RolloutManager
+from slime.ray.rollout_manager import ENGINE_CHECK_S, OBSERVING, RolloutManager
 from slime.ray.round_report import RoundReport, add_seconds, merged, timed, untrained_text
 from slime.ray.run_folders import RunFolders
 from slime.ray.slot_turns import SlotTurns
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _START_DEADLINE_S = 1200.0
 _STOP_DEADLINE_S = 6.0
-_ENGINE_CHECK_S = 2.0  # a dead engine ends the run this soon, not after every request to it ran out of retries
 
 
 @dataclass
@@ -64,12 +64,12 @@ class Session:
                 f"--async-buffer-size {args.async_buffer_size} has no effect in this loop, which generates and trains in "
                 "turn; train_async.py looks ahead"
             )
-        self.num_rollout = self.start_rollout_id = 0
+        self.num_rollout = self.start_rollout_id = self._prompts_before = 0
         self.num_rollout_per_epoch: int | None = None
         self._weight_version = -1
         self._resumed: checkpoint_dirs.Checkpoint | None = None
         self._engine_urls: list[str] = []
-        self._manager = self._trainer = None
+        self._manager = self._trainer = self.tracker = None
         self._own_round_began = 0.0
         self._has_begun = False  # a round was begun
         self._generated_with: dict[int, int] = {}  # round that is not trained yet -> weight version
@@ -84,14 +84,16 @@ class Session:
     # --- up and down ---------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        self._folders = RunFolders(self.args)
-        self.tracker, self.console = Tracker(self.args), Console()
-        set_writer(self.tracker.log)
+        self._folders, self.console = RunFolders(self.args), Console()
         try:
+            self.tracker = Tracker(self.args)
+            set_writer(self.tracker.log)
             self.console.start(self.args.start_notes, self.args.run_dir)
             self._start()
-        except BaseException:
-            self._stop()
+        except BaseException as error:
+            is_mistake = isinstance(error, (ValueError, FileNotFoundError))
+            has_logs = any(Path(self.args.run_dir, "logs").glob("*"))
+            self._stop(leaves_nothing=is_mistake or not has_logs)
             raise
         return self
 
@@ -139,19 +141,24 @@ class Session:
             what = "loading the Data Buffer"
             wait_for(self._manager.load.remote(resumed.directory, resumed.rollout_id), what, deadline_s=600)
             self._weight_version = resumed.weight_version
-            self.start_rollout_id = resumed.rollout_id + 1
-        if args.start_rollout_id is not None:
-            self.start_rollout_id = args.start_rollout_id
+        self.start_rollout_id, self._prompts_before = checkpoint_dirs.done_before(args)
         if self.num_rollout > 0:
             self.tracker.rewind(self.start_rollout_id, args.num_steps_per_rollout)
         if resumed is not None:
             why = " (--start-rollout-id)" if args.start_rollout_id is not None else ""
             self.console.say(f"continuing from {resumed.directory}: next is round {self.start_rollout_id}{why}")
 
-    def _stop(self) -> None:
-        """End everything within seconds; a second Ctrl-C meanwhile does not leave processes behind."""
+    def _stop(self, leaves_nothing: bool = False) -> None:
+        """End everything within seconds; a second Ctrl-C meanwhile does not leave processes behind.
+
+        Args:
+            leaves_nothing: the folders that the run made go too, since nobody needs what is in them.
+        """
         with uninterrupted():
             self._stop_all()
+            if leaves_nothing:
+                self._folders.withdraw()
+            self._folders.release()
 
     def _stop_all(self) -> None:
         """End everything within seconds: servers first (they hold ports), then actors, then a local Ray."""
@@ -167,8 +174,8 @@ class Session:
         self._manager = self._trainer = None
         self.console.stop_live()
         set_writer(None)
-        self.tracker.close()
-        self._folders.release()
+        if self.tracker is not None:
+            self.tracker.close()
 
     # --- the verbs of the loop -------------------------------------------------------------------------------------------------
 
@@ -370,6 +377,7 @@ class Session:
                 "started_from": args.started_from,
                 "precision": args.precision,
                 "model": checkpoint_dirs.model_shape(args.model_arch),
+                "prompts": self._prompts_before + (rollout_id + 1 - self.start_rollout_id) * args.rollout_batch_size,
                 "keep_last": args.save_keep_last,
                 "after": self._resumed.sequence if self._resumed else 0,
             }
@@ -432,11 +440,10 @@ class Session:
         return timed(phase, self._report.seconds)
 
     def _poll_progress(self):
-        self._check_engines_now_and_then()
         return self._show(wait_for(self._manager.progress.remote(), "the rollout's progress", deadline_s=120))
 
     def _check_engines_now_and_then(self) -> None:
-        if time.monotonic() - self._engines_checked_at > _ENGINE_CHECK_S:
+        if time.monotonic() - self._engines_checked_at > ENGINE_CHECK_S:
             self._check_engines()
 
     def _check_engines(self) -> None:

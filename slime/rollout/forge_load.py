@@ -22,13 +22,9 @@ def generate_rollout(args, rollout_id, data_source, evaluation=False) -> Rollout
     """The recorded round.
 
     Raises:
-        RuntimeError: the flag or the file is missing.
+        RuntimeError: the file is missing.
     """
     template = args.load_forge_rollout_data
-    if not template:
-        raise RuntimeError(
-            "slime.rollout.forge_load needs --load-forge-rollout-data PATH, a dump or a {rollout_id} template"
-        )
     per_round = "{rollout_id}" in template
     if evaluation:
         return RolloutFnEvalOutput(data=_evaluation(args, template, rollout_id) if per_round else {})

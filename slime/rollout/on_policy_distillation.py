@@ -39,10 +39,6 @@ async def score_with_teacher(args, sample: Sample) -> None:
     Raises: ValueError without --rm-url, with a --rollout-temperature or --rollout-top-p that the teacher does not score at, or when
         the answer does not fit the response; otherwise as `http_utils.post`.
     """
-    if not args.rm_url:
-        raise ValueError(
-            "--opd-type sglang with slime.rollout.on_policy_distillation needs --rm-url, the teacher's /generate"
-        )
     problem = next(against_teacher_on_engine(args), None)
     if problem is not None:
         raise ValueError(problem)

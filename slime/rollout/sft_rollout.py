@@ -35,15 +35,8 @@ def generate_rollout(args, rollout_id, data_source, evaluation=False):
     """Return `--rollout-batch-size` groups of one tokenised sample each.
 
     Raises:
-        ValueError: called for evaluation, more than one sample per prompt, or no row fits. RuntimeError: no rows are left.
+        ValueError: no row fits. RuntimeError: no rows are left.
     """
-    if evaluation:
-        raise ValueError(
-            "slime.rollout.sft_rollout asks no engine: it evaluates the loss under --debug-train-only; with engines give "
-            "--eval-function-path or leave --eval-interval out"
-        )
-    if args.n_samples_per_prompt != 1:
-        raise ValueError(f"SFT needs --n-samples-per-prompt 1, got {args.n_samples_per_prompt}")
     groups: list[list[Sample]] = []
     dropped = {"too_long": 0, "no_trained_token": 0}
     while len(groups) < args.rollout_batch_size:

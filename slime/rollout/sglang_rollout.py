@@ -40,9 +40,4 @@ def generate_rollout(args, rollout_id, data_source, evaluation=False) -> Rollout
     """Generate and score the groups of round `rollout_id`, or evaluate on all held-out sets."""
     if evaluation:
         return run(eval_rollout(args, rollout_id))
-    if not args.rollout_global_dataset and args.prompt_data and args.data_source_path.startswith("slime."):
-        raise ValueError(
-            f"--disable-rollout-global-dataset leaves --prompt-data {args.prompt_data} to a data source of yours "
-            "(--data-source-path), and there is none: leave out one of the two flags"
-        )
     return run(generate_rollout_async(args, rollout_id, data_source))

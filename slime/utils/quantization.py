@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slime.config import quantized_config
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,34 +53,14 @@ def scheme_of(config: dict[str, Any] | None, where: str) -> Scheme | None:
     """
     if not config:
         return None
-    method = config.get("quant_method")
-    if method == "fp8":
-        return _fp8(config, where)
-    if method == "compressed-tensors":
-        return _int4(config, where)
-    raise ValueError(
-        f"{where}: quantization_config.quant_method {method!r} is not supported (fp8, compressed-tensors are)"
-    )
-
-
-def _fp8(config: dict, where: str) -> Fp8:
-    for key, expected in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
-        if config.get(key, expected) != expected:
-            raise ValueError(f"{where}: quantization_config.{key} {config[key]!r} is not supported ({expected} is)")
-    block = config.get("weight_block_size")
-    skipped = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
-    return Fp8(None if block is None else (int(block[0]), int(block[1])), tuple(skipped))
-
-
-def _int4(config: dict, where: str) -> Int4:
-    groups = config.get("config_groups") or {}
-    weights = (groups.get("group_0") or {}).get("weights") or {}
-    kind = (config.get("format", "pack-quantized"), len(groups), weights.get("num_bits"), weights.get("type", "int"))
-    if kind != ("pack-quantized", 1, 4, "int"):
-        raise ValueError(
-            f"{where}: compressed-tensors with format {kind[0]!r}, {kind[1]} config groups, num_bits {kind[2]} and type "
-            f"{kind[3]!r} is not supported (pack-quantized, one group, 4-bit integers are)"
-        )
+    problem = quantized_config.unsupported(config)
+    if problem is not None:
+        raise ValueError(f"{where}: {problem}")
+    if config["quant_method"] == "fp8":
+        block = config.get("weight_block_size")
+        skipped = config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
+        return Fp8(None if block is None else (int(block[0]), int(block[1])), tuple(skipped))
+    weights = quantized_config.int4_weights(config)
     return Int4(weights.get("group_size") or -1, weights.get("symmetric", True), tuple(config.get("ignore") or ()))
 
 

@@ -52,8 +52,6 @@ def resolve_architecture(args) -> None:
 def padded_vocab_size(args) -> int:
     """Return the number of embedding rows: an explicit size, or the vocabulary rounded up for every tensor rank."""
     if args.padded_vocab_size is not None:
-        if args.padded_vocab_size < args.vocab_size:
-            raise ValueError(f"--padded-vocab-size {args.padded_vocab_size} is below --vocab-size {args.vocab_size}")
         return args.padded_vocab_size
     multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
     return math.ceil(args.vocab_size / multiple) * multiple

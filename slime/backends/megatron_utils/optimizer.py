@@ -15,6 +15,7 @@ from slime.backends.megatron_utils import optimizer_fixes, shortcuts
 from slime.backends.megatron_utils.model_config import DTYPES
 from slime.backends.megatron_utils.parameters import all_named_parameters, is_expert
 from slime.backends.megatron_utils.stateless_adam import replace_adam
+from slime.config.validate import schedule_problem
 
 
 def freeze_parameters(args, chunks: list[torch.nn.Module]) -> None:
@@ -153,10 +154,7 @@ def build_scheduler(args, optimizer):
     if args.lr_decay_style == "constant":
         decay = max(decay, warmup + batch)  # nothing decays: a run shorter than its warmup is fine
     if decay <= 0 or warmup >= decay:
-        raise ValueError(
-            f"the learning-rate schedule has {decay_iters} steps (--num-rollout or --lr-decay-iters) and a warmup of "
-            f"{warmup / batch:g} (--lr-warmup-iters or --lr-warmup-fraction): the warmup must be shorter"
-        )
+        raise ValueError(schedule_problem(decay_iters, warmup / batch))
     start_wd = args.weight_decay if args.start_weight_decay is None else args.start_weight_decay
     end_wd = args.weight_decay if args.end_weight_decay is None else args.end_weight_decay
     return OptimizerParamScheduler(

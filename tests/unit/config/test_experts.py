@@ -124,6 +124,22 @@ def test_model_scripts_fit_their_models(parse_experts, name):
     assert args.moe_layer_freq == [1] * layers
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--lora-adapters a b --lora-sync adapter", "--lora-adapters a b with .*only one adapter can train experts"),
+        (
+            "--actor-num-gpus-per-node 2 --expert-tensor-parallel-size 2",
+            "--expert-tensor-parallel-size 2 with .*adapters of experts need whole experts",
+        ),
+    ],
+)
+def test_adapters_that_cannot_train_experts_may_leave_them_out(parse_experts, flags, message):
+    with pytest.raises(UserError, match=message):
+        parse_experts("--lora-rank", "8", *flags.split())
+    parse_experts("--lora-rank", "8", *flags.split(), "--target-modules", "q_proj", "v_proj")
+
+
 def test_replay_of_the_engine_s_experts_implies_replay(parse_experts):
     args = parse_experts("--use-rollout-routing-replay")
     assert args.use_routing_replay

@@ -72,6 +72,24 @@ def test_mistakes_are_named(parse, words, message):
         parse(*words.split())
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--lora-rank 4", "its rank is 16, --lora-rank is 4"),
+        ("--lora-alpha 32", "it is scaled by 0.5, --lora-alpha 32 / --lora-rank 16 is 2"),
+    ],
+)
+def test_a_folder_of_another_rank_or_scaling_is_refused(parse, adapter, words, message):
+    with pytest.raises(UserError, match=f"--lora-adapter-path {adapter}: {message}"):
+        parse("--lora-adapter-path", adapter, *words.split())
+
+
+def test_a_folder_that_holds_no_lora_is_named(parse, adapter, tmp_path):
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "IA3", "target_modules": ["q_proj"]}')
+    with pytest.raises(UserError, match=f"--lora-adapter-path {adapter}: adapter_config.json is not .* KeyError: 'r'"):
+        parse("--lora-adapter-path", adapter)
+
+
 def test_the_reference_of_adapters_is_their_base(parse, make_model):
     start, other = make_model("start"), make_model("other")
     words = ("--lora-rank", "8", "--use-kl-loss", "--load", start)

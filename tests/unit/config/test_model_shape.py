@@ -64,6 +64,7 @@ def test_llama_scaling_is_read(make_model, data):
     [
         ({"attention_bias": True}, "attention_bias is set"),
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias or"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method 'gptq' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window is set"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type is 'yarn'"),

@@ -295,6 +295,9 @@ class TestRunFolder:
     def test_existing_run_folder_is_said_and_no_resume_takes_a_fresh_one(self, parse, tmp_path):
         folder = tmp_path / "outputs" / "first"
         folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").touch()  # of a run that came to no round
+        args = parse("--run-name", "first", "--no-resume")
+        assert args.run_dir == str(folder) and not said(args, "first")
         (folder / "metrics.jsonl").write_text("{}")
         again = parse("--run-name", "first")
         assert again.run_dir == str(folder) and said(again, "done again replace")
@@ -330,7 +333,9 @@ class TestPaths:
     def test_home_is_expanded(self, parse):
         assert parse("--save", "~/ckpt").save == os.path.expanduser("~/ckpt")
 
-    def test_a_dump_to_load_means_no_engine(self, parse):
+    def test_a_dump_to_load_means_no_engine(self, parse, tmp_path):
+        (tmp_path / "dump").mkdir()
+        (tmp_path / "dump" / "0.pt").touch()
         args = parse("--load-debug-rollout-data", "dump/{rollout_id}.pt")
         assert args.debug_train_only is True
         assert args.load_debug_rollout_data.endswith("/dump/{rollout_id}.pt")

@@ -6,6 +6,9 @@ import pytest
 
 from slime.config import UserError
 
+SFT = "--rollout-function-path slime.rollout.sft_rollout.generate_rollout"
+FORGE = "--rollout-function-path slime.rollout.forge_load.generate_rollout"
+
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -67,6 +70,35 @@ from slime.config import UserError
             "--save-debug-train-data d/{}.pt",
             r"--save-debug-train-data .*: only \{rollout_id\} and \{rank\} can be filled",
         ),
+        (
+            "--streaming-data --rollout-shuffle --num-rollout 1",
+            "--streaming-data and --rollout-shuffle exclude each other",
+        ),
+        (
+            "--disable-rollout-global-dataset --num-rollout 1",
+            "--disable-rollout-global-dataset leaves --prompt-data .* to a data source of yours",
+        ),
+        (
+            f"{SFT} --n-samples-per-prompt 2",
+            "--n-samples-per-prompt 2: slime.rollout.sft_rollout.generate_rollout makes one",
+        ),
+        (
+            f"{SFT} --eval-prompt-data a train.jsonl --eval-interval 1",
+            "--eval-function-path slime.rollout.sft_rollout.generate_rollout asks no engine",
+        ),
+        (f"{FORGE}", "slime.rollout.forge_load.generate_rollout needs --load-forge-rollout-data"),
+        (f"{FORGE} --load-forge-rollout-data d.pt", "--load-forge-rollout-data .*d.pt: no dump for round 0"),
+        (
+            "--load-debug-rollout-data d/{rollout_id}.pt --num-rollout 9 --start-rollout-id 3",
+            r"--load-debug-rollout-data .*\{rollout_id\}.pt: no dump for round 3",
+        ),
+        (
+            "--use-opd --opd-type sglang --custom-rm-path slime.rollout.on_policy_distillation.reward_func",
+            "--opd-type sglang with slime.rollout.on_policy_distillation needs --rm-url",
+        ),
+        ("--num-rollout 2 --lr-warmup-iters 2", "the learning-rate schedule has 2 steps .* and a warmup of 2 "),
+        ("--lr-decay-iters 9 --lr-warmup-fraction 1", "the learning-rate schedule has 9 steps .* and a warmup of 9 "),
+        ("--padded-vocab-size 2", "--padded-vocab-size 2 is below --vocab-size"),
         ("--run-name=", r"--run-name \(empty\): a name"),
     ],
 )
@@ -111,16 +143,18 @@ def test_uneven_steps_pass_where_samples_are_packed_or_made_by_the_user(parse, f
     assert parse(*UNEVEN.split(), *freedom.split()).global_batch_size == 6
 
 
-def test_prompt_data_is_required_by_the_built_in_source_only(make_model):
+def test_prompt_data_is_required_by_the_built_in_source_only(make_model, tmp_path):
     from slime.config import parse_args
+
+    (tmp_path / "0.pt").touch()
 
     model = make_model()
     with pytest.raises(UserError, match="--prompt-data is missing"):
         parse_args(["--hf-checkpoint", model])
     parse_args(["--hf-checkpoint", model, "--data-source-path", "my.source.Source"])
-    parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "d/{rollout_id}.pt", "--num-rollout", "2"])
+    parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "{rollout_id}.pt", "--num-rollout", "2"])
     with pytest.raises(UserError, match="--load-debug-rollout-data needs --num-rollout"):
-        parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "d/{rollout_id}.pt"])
+        parse_args(["--hf-checkpoint", model, "--load-debug-rollout-data", "{rollout_id}.pt"])
 
 
 def test_data_files_have_known_endings_and_slices(parse, data, tmp_path):
@@ -143,6 +177,31 @@ def test_reward_types_that_need_another_flag_name_it(parse):
         with pytest.raises(UserError, match=f"--rm-type {rm_type} gives score, acc and pred: --reward-key score"):
             parse("--rm-type", rm_type)
         assert parse("--rm-type", rm_type, "--reward-key", "score").reward_key == "score"
+
+
+def test_what_other_code_than_ours_reads_is_left_to_it(parse, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    parse(*"--streaming-data --rollout-shuffle --num-rollout 1 --data-source-path mine.py".split())
+    for flag in ("--rollout-function-path", "--data-source-path"):
+        parse(*f"--disable-rollout-global-dataset --num-rollout 1 {flag} mine.py".split())
+    parse(*f"{SFT} --loss-type sft_loss --debug-train-only --eval-prompt-data a train.jsonl --eval-interval 1".split())
+
+
+def test_dumps_are_looked_for_where_the_run_begins(parse, tmp_path):
+    (tmp_path / "0.pt").touch()
+    parse(*"--load-debug-rollout-data {rollout_id}.pt --num-rollout 2".split())
+    parse(*f"{FORGE} --load-forge-rollout-data {{rollout_id}}.pt --num-rollout 2 --start-rollout-id 1".split())
+    parse(*"--load-debug-rollout-data {rollout_id}.pt --num-rollout 2 --start-rollout-id 2".split())
+
+
+def test_a_response_without_any_limit_is_refused(parse, make_model, tmp_path):
+    """The model's positions are one."""
+    endless = ("--hf-checkpoint", make_model("endless", max_position_embeddings=None))
+    with pytest.raises(UserError, match="--rollout-max-response-len is missing"):
+        parse(*endless)
+    (tmp_path / "mine.py").write_text("")
+    for words in (("--rollout-max-context-len", "9"), ("--custom-generate-function-path", "mine.py"), ()):
+        parse(*(endless if words else ()), *words)
 
 
 def test_group_reward_and_evaluation_exclude_each_other(parse, data):

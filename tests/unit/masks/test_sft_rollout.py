@@ -100,10 +100,6 @@ def test_refusals_name_the_flag(folder):
     source = ListSource([Sample(index=0, prompt="x" * 50, label="y")])
     with pytest.raises(ValueError, match="--rollout-max-context-len 5"):
         generate_rollout(make_args(folder, rollout_max_context_len=5), 0, source)
-    with pytest.raises(ValueError, match="--n-samples-per-prompt"):
-        generate_rollout(make_args(folder, n_samples_per_prompt=2), 0, source)
-    with pytest.raises(ValueError, match="asks no engine.*--eval-function-path"):
-        generate_rollout(make_args(folder), 0, source, evaluation=True)
     with pytest.raises(ValueError, match="--label-key"):
         generate_rollout(make_args(folder), 0, ListSource([Sample(index=0, prompt="x")]))
 

@@ -284,8 +284,6 @@ def test_experts_have_adapters_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"r": 8}, "its rank is 8, --lora-rank is 4"),
-        ({"lora_alpha": 4}, "scaled by 1, --lora-alpha 8"),
         ({"use_dora": True}, "use_dora True is not supported"),
         ({"bias": "all"}, "bias 'all' is not supported"),
     ],

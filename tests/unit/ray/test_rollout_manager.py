@@ -1,12 +1,14 @@
 """What the Data Buffer's process derives from prompts and flags."""
 
 import random
+import threading
 from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 
+from slime.config import checkpoint_dirs
 from slime.ray.rollout_manager import DEFAULT_ROLLOUT_FUNCTION, RolloutManager, untouched_random_numbers
 from slime.utils.types import Sample
 
@@ -15,7 +17,13 @@ def info(num_rows: int, **changes) -> dict:
     args = SimpleNamespace(
         **(
             dict(
-                num_rollout=None, num_epoch=2, rollout_batch_size=4, prompt_data="rows.jsonl", sglang_model_routers=None
+                num_rollout=None,
+                num_epoch=2,
+                rollout_batch_size=4,
+                prompt_data="rows.jsonl",
+                sglang_model_routers=None,
+                resume_from=None,
+                start_rollout_id=0,
             )
             | changes
         )
@@ -30,6 +38,23 @@ def test_fb_d11_epochs_decide_how_many_rounds_there_are_unless_rounds_are_given(
     assert info(10)["num_rollout_per_epoch"] == 2
     given = info(10, num_rollout=7)
     assert (given["num_rollout"], given["num_rollout_per_epoch"]) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "prompts", "start", "rounds"),
+    [
+        (4, 12, None, 5),  # the same batch size: as many as ever
+        (2, 12, None, 3 + 4),
+        (8, 12, None, 3 + 1),
+        (8, 24, None, 3),  # the epochs are over: nothing is left
+        (2, None, None, 10),  # written before this was recorded
+        (2, 12, 4, 10),  # nobody knows the rounds before one that was chosen
+    ],
+)
+def test_epochs_end_where_they_do_also_with_another_batch_size(monkeypatch, batch_size, prompts, start, rounds):
+    found = checkpoint_dirs.Checkpoint("iter_0000002", 2, 0, "run", 1, None, "fp32", {}, prompts)
+    monkeypatch.setattr(checkpoint_dirs, "latest", lambda folder: found)
+    assert info(10, rollout_batch_size=batch_size, start_rollout_id=start)["num_rollout"] == rounds
 
 
 def test_less_than_one_round_is_refused():
@@ -125,6 +150,39 @@ def test_a_run_that_only_generates_holds_no_round_after_it_is_made(monkeypatch):
     assert manager.generate(0) == ([], {})
     assert manager._trained_by == {}
     assert buffer.told == [("mark_delivered", [7], 0), ("mark_finished", [7], "trained")]
+
+
+class Server:
+    """Its engine dies when it is told to."""
+
+    engine_urls = ["http://one"]
+
+    def __init__(self):
+        self.died = threading.Event()
+        self.router = SimpleNamespace(check_alive=lambda: None)
+
+    def dead_engines(self):
+        return ["http://one: out of memory"] if self.died.is_set() else []
+
+
+@pytest.mark.parametrize("ends_itself", [True, False], ids=["the function notices", "the function waits on"])
+def test_an_engine_that_dies_under_a_rollout_function_ends_it(monkeypatch, ends_itself):
+    """So whoever waits for the round hears of it, in every loop."""
+    server, go_on = Server(), threading.Event()
+
+    def generate(args, option, rollout_id, data_source, evaluation):
+        server.died.set()
+        if ends_itself:
+            raise ConnectionError("no answer")
+        assert go_on.wait(60)
+
+    monkeypatch.setattr("slime.ray.rollout_manager.call_rollout_path", generate)
+    monkeypatch.setattr("slime.ray.rollout_manager.ENGINE_CHECK_S", 0.01)
+    manager = RolloutManager(SimpleNamespace(deterministic_mode=False, load_debug_rollout_data=None), None, "127.0.0.1")
+    manager._server, manager._data_source = server, None
+    with pytest.raises(RuntimeError, match="(?s)1 of 1 rollout engines died: http://one: out of memory"):
+        manager.generate(0)
+    go_on.set()
 
 
 def test_evaluation_leaves_the_random_numbers_of_training_alone():

@@ -31,6 +31,41 @@ def test_folders_that_cannot_be_written_name_their_flag(tmp_path):
     folders(tmp_path / "run", disk=tmp_path / "file" / "unused").release()
 
 
+@pytest.mark.parametrize(
+    ("error", "leaves"),
+    [
+        (ValueError("--custom-rm-path x.py: no such function"), set()),
+        (RuntimeError("rollout engine 0 did not become ready"), {"new"}),  # its logs may say more than the error
+        (KeyboardInterrupt(), {"new"}),
+    ],
+)
+def test_a_run_that_did_not_come_to_its_first_round_leaves_what_somebody_may_read(tmp_path, monkeypatch, error, leaves):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "kept.txt").touch()
+    flags = dict(update_weight_transport="nccl", num_rollout=3, debug_rollout_only=False, async_buffer_size=1)
+    flags |= dict(use_tensorboard=False, use_wandb=False, start_notes=[])
+    args = SimpleNamespace(run_dir=f"{tmp_path}/new", save=f"{tmp_path}/old", update_weight_disk_dir=None, **flags)
+
+    def start(session):
+        (tmp_path / "new" / "logs").mkdir()
+        (tmp_path / "new" / "logs" / "engine_0.log").write_text("CUDA error")
+        raise error
+
+    monkeypatch.setattr(Session, "_start", start)
+    with pytest.raises(type(error)):
+        Session(args).__enter__()
+    assert {path.name for path in tmp_path.iterdir()} == {"old", *leaves} and (tmp_path / "old" / "kept.txt").exists()
+    RunFolders(args).release()  # nothing is held
+
+
+def test_a_start_that_fails_before_anything_was_started_leaves_nothing(tmp_path):
+    held = folders(tmp_path / "run", tmp_path / "save")
+    with pytest.raises(ValueError, match="--save: another run"):
+        folders(tmp_path / "other", tmp_path / "save")
+    held.release()
+    assert not (tmp_path / "other").exists() and (tmp_path / "run").exists()
+
+
 def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
     first = folders(tmp_path / "run", tmp_path / "save")
     with pytest.raises(

@@ -54,8 +54,6 @@ def test_a_literal_path_is_every_round_and_no_evaluation(template):
     assert call(path, 50, evaluation=True).data == {}
 
 
-def test_missing_flag_and_file_are_named(template, tmp_path):
-    with pytest.raises(RuntimeError, match="--load-forge-rollout-data PATH"):
-        call(None, 0)
+def test_missing_file_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="nowhere.pt does not exist"):
         call(str(tmp_path / "nowhere.pt"), 0)

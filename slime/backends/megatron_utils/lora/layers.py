@@ -233,7 +233,7 @@ def settings_of(args) -> LoraSettings:
 def attach(args, model: torch.nn.Module) -> Adapters:
     """Freeze a bare model chunk and put adapters on its targeted layers.
 
-    Raises: ValueError when a target names no layer of the model, or several adapters would meet in an expert.
+    Raises: ValueError when a target names no layer of the model.
     """
     model.requires_grad_(False)
     adapters = Adapters(settings_of(args))
@@ -242,15 +242,6 @@ def attach(args, model: torch.nn.Module) -> Adapters:
         site = Site(adapters, linear, rule.kind, modules, model.config)
         if not site.targeted:
             continue
-        if site.is_expert and site.group.size() > 1:
-            raise ValueError(
-                f"--expert-tensor-parallel-size {site.group.size()}: adapters of experts need whole experts, 1"
-            )
-        if site.is_expert and len(adapters.settings.names) > 1:
-            raise ValueError(
-                f"--lora-adapters {' '.join(adapters.settings.names)}: only one adapter can train experts; leave the "
-                "feed-forward projections out of --target-modules"
-            )
         site.add_parameters()
         linear.register_forward_hook(site)
     _check_targets(adapters)
