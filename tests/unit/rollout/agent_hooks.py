@@ -48,6 +48,11 @@ async def nothing_of_the_first_of_a_list(args, samples, evaluation=False):
     return [[] if sample.index % 2 == 0 else [sample] for sample in samples]
 
 
+async def nothing_and_the_first(args, samples, evaluation=False):
+    samples[0].response = await generate_single(samples[0].prompt)
+    return [[], samples[0]]
+
+
 async def nothing_at_all(args, sample, sampling_params):
     return []
 

@@ -93,6 +93,11 @@ def test_an_execution_without_samples_costs_itself_alone(engine, chat_args, toke
     assert prepare_for_buffer([lost, part], 0, restart=False)[0].status == Sample.Status.PENDING
 
 
+def test_the_sample_that_stands_for_an_execution_without_samples_is_none_that_was_returned(engine, chat_args):
+    lost, kept = one_group(chat_args("nothing_and_the_first"))
+    assert (lost.index, lost.status, kept.index, kept.response) == (1, Sample.Status.FAILED, 0, "abc")
+
+
 def test_executions_without_samples_in_evaluation_have_no_reward(engine, chat_args):
     args = chat_args("nothing_of_the_first")
     config = dict(name="set", path=args.prompt_data, n_samples_per_eval_prompt=2, temperature=0.0, top_p=1.0, top_k=-1)
