@@ -56,6 +56,8 @@ def call_rollout_path(
     function = load_hook(path, option)
     with naming(option, path):
         output = call_rollout_fn(function, args, rollout_id, data_source, evaluation=evaluation)
+    if isinstance(output, RolloutFnTrainOutput) and isinstance(output.samples, list):
+        output.samples = [group for group in output.samples if leaves_of(group)]  # an empty one has nothing to train
     content = output.data if isinstance(output, RolloutFnEvalOutput) else output.samples
     problem = _problem_with_eval(output, content) if evaluation else _problem_with_round(output, content)
     if problem:

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn
+from slime.rollout.base_types import (
+    RolloutFnEvalOutput,
+    RolloutFnTrainOutput,
+    call_rollout_fn,
+    call_rollout_path,
+    leaves_of,
+)
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput, MetricGatherer, call_dynamic_filter
 from slime.rollout.sglang_rollout import generate, generate_rollout
 from slime.utils.types import Sample
@@ -124,6 +130,14 @@ def test_parts_of_one_execution_must_share_a_rollout_id():
         call([[Sample(), [Sample(rollout_id=1), Sample(rollout_id=2)]]])
     with pytest.raises(AssertionError, match=r"\[None, None\]"):
         call([[[Sample(), Sample()]]])
+
+
+def test_groups_without_samples_are_left_out_of_a_round(tmp_path):
+    lines = ["from slime.utils.types import Sample", "def rollout_function(args, rollout_id, data_source, evaluation):"]
+    (tmp_path / "rounds.py").write_text("\n".join([*lines, "    return [[], [Sample(prompt='p'), []], [[]]]"]))
+    args = SimpleNamespace(rollout_function_path=f"{tmp_path}/rounds.py")
+    output = call_rollout_path(args, "rollout_function_path", 0, None, evaluation=False)
+    assert [[leaf.prompt for leaf in leaves_of(group)] for group in output.samples] == [["p"]]
 
 
 def test_dynamic_filter_answers():
