@@ -89,7 +89,8 @@ class GenerateState(metaclass=_OnePerLoop):
         self.group_turn = asyncio.Lock()  # held while a group collects its permits
         self.plain_rewards = asyncio.Semaphore(NUM_PLAIN_REWARDS)
         self.remote_rewards = asyncio.Semaphore(NUM_REMOTE_REWARDS)
-        self.verified_rewards = asyncio.Semaphore(num_workers())
+        # Graders that answer so many at a time; a reward's time counts from when it is its turn.
+        self.graders_turns = {"math_verify": asyncio.Semaphore(num_workers()), "reward_model": asyncio.Semaphore(1)}
         self.sampling_params = train_sampling_params(args)
         self.dp_counts = [0] * max(1, args.sglang_dp_size or 1)
         self.rollout_id = 0

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REWARD = 3e38  # training holds rewards in 32-bit floats
 NUM_LOGGED_FAILURES = 5  # per round; the rest is counted
+TEACHER = "slime.rollout.on_policy_distillation.reward_func"
 NUM_LOGGED_INDICES = 32  # of a group that failed together
 
 
@@ -130,7 +131,7 @@ def _wants_batch(args, samples: list[Sample]) -> bool:
 async def _bounded(args, samples: list[Sample], call: Callable[[], Awaitable], evaluation: bool) -> Any:
     """Await a reward for at most --rm-timeout seconds; give up at once when a training round is aborted.
 
-    Plain functions, requests to --rm-url and math_verify take turns, and their time counts from when it is their turn.
+    Where rewards take turns (`_turns`), their time counts from when it is their turn.
     """
     state = GenerateState(args)
     async with _turns(args, samples) or contextlib.nullcontext():
@@ -166,8 +167,8 @@ def _result_of(args, task: asyncio.Future) -> Any:
 
 
 def _turns(args, samples: list[Sample]) -> asyncio.Semaphore | None:
-    """What bounds how many of these rewards are computed at the same time: users' plain functions, requests to --rm-url, and the
-    workers of math_verify."""
+    """What bounds how many of these rewards are computed at the same time: users' plain functions, requests to --rm-url, the workers
+    of math_verify, a reward model in this process."""
     from slime.rollout.rm_hub import built_in_grader
 
     state = GenerateState(args)
@@ -175,9 +176,10 @@ def _turns(args, samples: list[Sample]) -> asyncio.Semaphore | None:
     if any(path and is_plain(load_hook(path, "custom_rm_path")) for path in paths):
         return state.plain_rewards
     graders = {built_in_grader(args, sample) for sample in samples}
-    if args.rm_url and not graders.isdisjoint(("remote_rm", "reward_model")):
+    asks_service = {"remote_rm", "reward_model"} & graders or TEACHER in paths
+    if args.rm_url and asks_service:
         return state.remote_rewards
-    return state.verified_rewards if "math_verify" in graders else None
+    return next((turns for name, turns in state.graders_turns.items() if name in graders), None)
 
 
 def _assign(args, sample: Sample, reward: Any, evaluation: bool) -> None:

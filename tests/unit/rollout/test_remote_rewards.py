@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from slime.rollout import generate_state, rm_hub
+from slime.rollout import generate_state, on_policy_distillation, rm_hub
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.rm_hub import remote
 from slime.rollout.rm_hub.math_verify_pool import num_workers
-from slime.rollout.scoring import score_each, score_group, score_samples
+from slime.rollout.scoring import TEACHER, score_each, score_group, score_samples
 from slime.utils.async_utils import run
 from slime.utils.http_utils import close_session, get_session
 from slime.utils.types import Sample
@@ -159,8 +159,11 @@ def test_service_is_not_overrun_and_waiting_for_a_turn_does_not_count(engine, ma
     assert service.most_open == 4
 
 
+@pytest.mark.parametrize(("grader", "at_a_time"), [("math_verify", num_workers()), ("reward_model", 1)])
 @pytest.mark.parametrize("score", [score_each, score_samples])
-def test_waiting_for_a_worker_of_math_verify_does_not_count(engine, make_args, monkeypatch, score):
+def test_waiting_for_a_grader_that_answers_few_at_a_time_does_not_count(
+    engine, make_args, monkeypatch, score, grader, at_a_time
+):
     """Slow answers of others would cost right ones their reward."""
     running, most = [], []
 
@@ -171,7 +174,23 @@ def test_waiting_for_a_worker_of_math_verify_does_not_count(engine, make_args, m
         running.remove(sample.index)
         return 1.0
 
-    monkeypatch.setitem(rm_hub.ASYNC_GRADERS, "math_verify", grade)
+    monkeypatch.setitem(rm_hub.ASYNC_GRADERS, grader, grade)
     samples = [Sample(index=i, response=r"\boxed{1}", label="1") for i in range(20)]
-    run(score(make_args(engine, custom_rm_path=None, rm_type="math_verify"), samples))
-    assert [sample.reward for sample in samples] == [1.0] * 20 and max(most) <= num_workers()
+    run(score(make_args(engine, custom_rm_path=None, rm_type=grader), samples))
+    assert [sample.reward for sample in samples] == [1.0] * 20 and max(most) <= at_a_time
+
+
+def test_a_teacher_gets_no_more_requests_than_other_services(engine, make_args, monkeypatch):
+    monkeypatch.setattr(generate_state, "NUM_REMOTE_REWARDS", 4)
+    running, most = [], []
+
+    async def ask(args, sample):
+        running.append(sample.index)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(sample.index)
+
+    monkeypatch.setattr(on_policy_distillation, "score_with_teacher", ask)
+    samples = [Sample(index=i) for i in range(20)]
+    run(score_each(make_args(engine, custom_rm_path=TEACHER, rm_url="http://teacher/generate"), samples))
+    assert [sample.reward for sample in samples] == [0.0] * 20 and max(most) == 4
