@@ -5,6 +5,7 @@ Parts are lists of item positions, sorted. Deterministic: ties are broken by pos
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Sequence
 
@@ -42,38 +43,52 @@ def karmarkar_karp(weights: Sequence[float], num_parts: int, equal_size: bool = 
     if not weights:
         return [[] for _ in range(num_parts)]
     heap = []
-    for order, solution in enumerate(_initial_solutions(weights, num_parts, equal_size)):
-        heapq.heappush(heap, (-_spread(solution), order, solution))
+    for order, solution in enumerate(_initial_solutions(weights, num_parts if equal_size else 1)):
+        heapq.heappush(heap, (-_spread(solution, num_parts), order, solution))
     order = len(heap)
     while len(heap) > 1:
-        _, _, first = heapq.heappop(heap)
-        _, _, second = heapq.heappop(heap)
-        merged = [
-            (heavy[0] + light[0], heavy[1] + light[1]) for heavy, light in zip(first, reversed(second), strict=True)
-        ]
-        merged.sort(key=lambda part: (-part[0], part[1]))
-        heapq.heappush(heap, (-_spread(merged), order, merged))
+        merged = _merged(heapq.heappop(heap)[2], heapq.heappop(heap)[2], num_parts)
+        heapq.heappush(heap, (-_spread(merged, num_parts), order, merged))
         order += 1
-    return sorted(sorted(items) for _, items in heap[0][2])
+    parts = [items for _, items in heap[0][2]]
+    return sorted(map(sorted, parts + [[] for _ in range(num_parts - len(parts))]))
 
 
-Solution = list[tuple[float, list[int]]]
-"""Parts as (total weight, items), heaviest first."""
+Part = tuple[float, list[int]]
+"""Total weight, items."""
+Solution = list[Part]
+"""Parts that hold items, heaviest first; the others are empty. A thousand items are one such part each at first."""
 
 
-def _initial_solutions(weights: Sequence[float], num_parts: int, equal_size: bool) -> list[Solution]:
+def _initial_solutions(weights: Sequence[float], step: int) -> list[Solution]:
     items = _heaviest_first(weights)
-    step = num_parts if equal_size else 1
-    solutions = []
-    for start in range(0, len(items), step):
-        parts = [(float(weights[item]), [item]) for item in items[start : start + step]]
-        solutions.append(parts + [(0.0, [])] * (num_parts - len(parts)))
-    return solutions
+    return [
+        [(float(weights[item]), [item]) for item in items[start : start + step]] for start in range(0, len(items), step)
+    ]
+
+
+def _merged(first: Solution, second: Solution, num_parts: int) -> Solution:
+    """Part i of the one joined with part num_parts - 1 - i of the other, empty ones included; sorted again."""
+    free_first, free_second = num_parts - len(second), num_parts - len(first)  # what meets an empty part
+    joined = [
+        (heavy[0] + light[0], heavy[1] + light[1])
+        for heavy, light in zip(first[free_first:], reversed(second[free_second:]), strict=True)
+    ]
+    longer, shorter = first[:free_first], second[:free_second]
+    if len(longer) < len(shorter):
+        longer, shorter = shorter, longer
+    for part in (*shorter, *joined):
+        bisect.insort(longer, part, key=_place)
+    return longer
+
+
+def _place(part: Part) -> tuple[float, list[int]]:
+    return -part[0], part[1]
 
 
 def _heaviest_first(weights: Sequence[float]) -> list[int]:
     return sorted(range(len(weights)), key=lambda item: (-weights[item], item))
 
 
-def _spread(solution: Solution) -> float:
-    return solution[0][0] - solution[-1][0]
+def _spread(solution: Solution, num_parts: int) -> float:
+    return solution[0][0] - (solution[-1][0] if len(solution) == num_parts else 0.0)

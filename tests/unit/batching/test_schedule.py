@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +124,19 @@ def test_partitions_cover_every_item_once_and_balance(seed):
         sums = [sum(weights[i] for i in part) for part in parts]
         assert max(sums) - min(sums) <= max(weights)
     assert all(len(part) == 6 for part in karmarkar_karp(weights, 4, equal_size=True))
+
+
+def test_work_grows_with_items_and_not_with_items_times_parts():
+    """Counted in calls of Python functions, so that the speed of the machine does not matter."""
+    calls = []
+    weights = [float(i % 37 + i % 11 + 1) for i in range(400)]
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        parts = karmarkar_karp(weights, 200)
+    finally:
+        sys.setprofile(None)
+    assert sorted(item for part in parts for item in part) == list(range(400))
+    assert len(calls) < 40 * len(weights)
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3])
