@@ -226,7 +226,7 @@ class Sample:
         self.weight_versions, self.token_weight_versions, self.token_spans = [], [], []
         self.remove_sample, self.non_generation_time = False, 0.0
         self.spec_info, self.prefix_cache_info = SpecInfo(), PrefixCacheInfo()
-        for name in ("start_rollout_id", "reward_error", "generate_error", "was_truncated"):
+        for name in ("start_rollout_id", "reward_error", "generate_error", "was_truncated", "tokens_from_text"):
             self.metadata.pop(name, None)
         self.status = Status.PENDING
 

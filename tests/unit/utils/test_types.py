@@ -214,6 +214,7 @@ def test_rewards_by_key_and_reset():
     sample.append_response_tokens(ARGS, tokens=[3], log_probs=[0.0], text="x", meta_info=meta(weight_version="1"))
     sample.reward = {"acc": 0.5}
     assert sample.get_reward_value(Keyed) == 0.5
+    sample.metadata |= {"reward_error": "no reward", "tokens_from_text": 1}  # of this response, not of the next
     sample.reset_response()
     assert sample == Sample(index=3, tokens=[1, 2])
 
