@@ -52,6 +52,7 @@ def test_a_run_that_did_not_come_to_its_first_round_leaves_what_somebody_may_rea
         raise error
 
     monkeypatch.setattr(Session, "_start", start)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # that of other tests stays
     with pytest.raises(type(error)):
         Session(args).__enter__()
     assert {path.name for path in tmp_path.iterdir()} == {"old", *leaves} and (tmp_path / "old" / "kept.txt").exists()
