@@ -67,11 +67,11 @@ def test_weight_versions_follow_the_update_interval(train, tmp_path):
 def test_learning_raises_the_reward_and_engines_hold_the_trained_weights(train):
     run = train(
         *SMALL,
-        *"--num-rollout 20 --check-weight-update-equal --rollout-batch-size 16 --n-samples-per-prompt 8 --lr 5e-3".split(),
+        *"--num-rollout 20 --check-weight-update-equal --rollout-batch-size 16 --n-samples-per-prompt 8 --lr 1e-2".split(),
         *("--adam-beta2", "0.99", "--use-dynamic-batch-size", "--max-tokens-per-gpu", "2048"),
     )
     rewards = run.series("rollout/raw_reward")
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.12
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
     assert run.series("rollout/weight_version") == [] or run.series("rollout/weight_version")[-1] == 20
 
 
