@@ -101,6 +101,7 @@ def _local_head(args, num_slots: int) -> dict:
         "SCAN_EVENT_DIR_INTERVAL_SECONDS": "60",
     }.items():
         os.environ.setdefault(name, value)
+    _read_environment_again()
     return {
         "address": "local",  # without it Ray joins whatever cluster another run or `ray start` left on this machine
         "num_cpus": num_slots + _EXTRA_CPUS,
@@ -159,10 +160,18 @@ def _use_own_token() -> None:
     path = os.environ.get("RAY_AUTH_TOKEN_PATH", os.path.expanduser("~/.ray/auth_token"))
     if "RAY_AUTH_TOKEN" in os.environ or os.path.isfile(path):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if "ray" in sys.modules:  # a script that imports it before us: it has read its environment
-            from ray._raylet import Config
+        if "ray" in sys.modules:  # a script that imports it before us
+            _read_environment_again()
 
-            Config.initialize("")
+
+def _read_environment_again() -> None:
+    """Have Ray's settings in this process follow the environment, which it read when it was imported.
+
+    `ray.init` does so itself, but not where RAY_AUTH_MODE is set: the time to wait for its start was then Ray's own.
+    """
+    from ray._raylet import Config
+
+    Config.initialize("")
 
 
 def bind_host() -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray._raylet import Config
 
 from slime.ray import boot
 
@@ -19,6 +20,7 @@ def _environment_as_before(monkeypatch, tmp_path):
     yield
     os.environ.clear()
     os.environ.update(before)
+    Config.initialize("")
 
 
 @pytest.fixture
@@ -32,6 +34,17 @@ def init_calls(monkeypatch):
 def test_another_cluster_on_the_machine_is_not_joined_by_chance(init_calls):
     assert boot.connect(SimpleNamespace(ray_address=None, omp_num_threads=1, has_gpu=False), 2)
     assert (init_calls[0]["address"], init_calls[0]["num_gpus"]) == ("local", 2)
+
+
+def test_what_is_set_for_the_start_holds_in_this_process_also_with_a_mode_of_authentication(monkeypatch):
+    """Ray has read its environment when it was imported, and reads it again only where this mode is not set."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_worker_register_timeout_seconds", "77")
+    found = []
+    monkeypatch.setattr(ray, "init", lambda **_: found.append(Config.worker_register_timeout_seconds()))
+    boot.connect(SimpleNamespace(ray_address=None, omp_num_threads=1, has_gpu=False), 2)
+    assert found == [77]
 
 
 def test_a_named_cluster_is_joined(init_calls, monkeypatch):
