@@ -174,7 +174,7 @@ def test_an_engine_that_dies_under_a_rollout_function_ends_it(monkeypatch, ends_
         server.died.set()
         if ends_itself:
             raise ConnectionError("no answer")
-        go_on.wait(5)
+        go_on.wait(60)
 
     monkeypatch.setattr("slime.ray.rollout_manager.call_rollout_path", generate)
     monkeypatch.setattr("slime.ray.rollout_manager.ENGINE_CHECK_S", 0.01)
