@@ -111,9 +111,10 @@ def _dumps(args) -> Problems:
         return
     if forge is not None and not args.load_forge_rollout_data:
         yield f"--rollout-function-path {forge} needs --load-forge-rollout-data: a dump, or a path with {{rollout_id}}"
+    forge_rounds = args.load_forge_rollout_data if args.rollout_function_path.startswith(FORGE_LOAD) else None
     for flag, template, names in (
         ("--load-debug-rollout-data", args.load_debug_rollout_data, [first]),
-        ("--load-forge-rollout-data", args.load_forge_rollout_data, [first, 0]),
+        ("--load-forge-rollout-data", forge_rounds, [first, 0]),
     ):
         if template and not any(map(os.path.exists, _filled(template, names))):
             yield f"{flag} {template}: no dump for round {first}"

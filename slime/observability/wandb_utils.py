@@ -90,9 +90,8 @@ class WandbAdapter:
             line: its number in metrics.jsonl.
         """
         try:
-            self._skipped = max(
-                self._skipped, self._run.step - line
-            )  # a loop of the user's may log into the run as well
+            # A loop of the user's may log into the run as well.
+            self._skipped = max(self._skipped, self._run.step - line)
             self._run.log({**data, step_key: step}, step=line + self._skipped, commit=True)
         except Exception as error:
             if not self._has_warned:

@@ -33,8 +33,8 @@ class RunFolders:
             for folder, flag in places.items():
                 is_new = not os.path.isdir(folder)
                 _make(folder, flag)
-                self._made += [folder] if is_new else []
                 self._held += _hold(folder, flag)
+                self._made += [folder] if is_new else []  # held, so that no run that started at the same time is in it
         except BaseException:
             self.withdraw()
             raise

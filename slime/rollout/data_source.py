@@ -41,7 +41,8 @@ class RolloutDataSource(LedgeredSource):
         self.epoch_id = 0
         self.metadata: dict[str, Any] = {}
         self.stream_rows: int | None = None  # rows of a whole pass over a stream, once one was made
-        self.makes_groups = False  # some came from a subclass that makes them itself
+        self.makes_groups = False  # a subclass makes some itself, or puts the prompts into an order of its own
+        self.held_back: set[int] = set()  # groups that a subclass took from us and has not given out yet
         self.dataset = load_prompts(args)
         self._order_by = self._wanted_order()
         self._order = self._epoch_order()
@@ -64,11 +65,13 @@ class RolloutDataSource(LedgeredSource):
         if self.sample_offset >= len(self.dataset):
             self.epoch_id += 1
             self.sample_offset = 0
-            self._order_by = self._wanted_order()
-            self._order = self._epoch_order()
-        row = self._order[self.sample_offset]
-        self.sample_offset += 1
-        return self._new_group(self.dataset.origin_samples[row], self.epoch_id, row)
+            self._begin_order(self._wanted_order())
+        place = self.sample_offset
+        prompt, self.sample_offset = self.dataset.samples[place], place + 1
+        if place < len(self._order) and prompt is self.dataset.origin_samples[self._order[place]]:
+            return self._new_group(prompt, self.epoch_id, self._order[place])
+        self.makes_groups = True  # a subclass has changed `samples`: the order says nothing of this one
+        return self._new_group(prompt, None, None)
 
     def _next_streamed(self, stream: StreamingPrompts) -> Sample:
         before, sample = stream.position, stream.next()
@@ -99,6 +102,13 @@ class RolloutDataSource(LedgeredSource):
 
     def _wanted_order(self) -> dict[str, Any]:
         return {"seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle}
+
+    def _begin_order(self, order_by: dict[str, Any]) -> None:
+        """Order the present epoch by these; `dataset.samples` stays what a subclass made of it, where nothing is shuffled."""
+        if self.dataset is not None and self._order_by["shuffle"] and not order_by["shuffle"]:
+            self.dataset.samples = list(self.dataset.origin_samples)
+        self._order_by = order_by
+        self._order = self._epoch_order()
 
     def _epoch_order(self) -> list[int]:
         """Rows in the order of the epoch, which `dataset.samples` has from now on, for subclasses that read it."""
@@ -135,8 +145,7 @@ class RolloutDataSource(LedgeredSource):
             self.makes_groups = state["data_set"].get("makes_groups", False)
             for name in STATE_FIELDS:
                 setattr(self, name, copy.deepcopy(state[name]))
-            self._order_by = {name: state["data_set"][name] for name in ("seed", "shuffle")}
-            self._order = self._epoch_order()
+            self._begin_order({name: state["data_set"][name] for name in ("seed", "shuffle")})
             if isinstance(self.dataset, StreamingPrompts):
                 self.dataset.rewind(state["data_set"]["stream"])
             self._load_ledger_state(state, self.dataset)

@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from slime.rollout.data_source import RolloutDataSource
-from slime.rollout.group_intake import OPTION, take_in
+from slime.rollout.group_intake import LOOP, OPTION, take_in
 from slime.rollout.ledgered_source import DataSource, LedgeredSource, group_indices
 from slime.rollout.subclass_accounts import keep_accounts
 from slime.utils.async_utils import finish
@@ -69,11 +69,9 @@ class DataSourceAdapter(LedgeredSource):
         method = getattr(self.source, name, None)
         if method is None:
             return None
-        with (
-            self._lock,
-            naming(OPTION, self.args.data_source_path),
-        ):  # several threads ask us, one at a time asks the class
-            return finish(method(*args))
+        # Several threads ask us, one at a time asks the class.
+        with self._lock, naming(OPTION, self.args.data_source_path):
+            return finish(method(*args), LOOP)
 
     def add_samples(self, samples: list[list[Sample]]) -> None:
         """Passed on, and then the class's to keep or to drop; without `add_samples` they are dropped, which is an end."""

@@ -12,8 +12,9 @@ import logging
 import os
 from collections.abc import Iterator
 
-from slime.rollout.group_intake import OPTION
+from slime.rollout.group_intake import LOOP, OPTION
 from slime.rollout.subclass_accounts import is_own
+from slime.utils.async_utils import finish
 from slime.utils.hook_calls import naming
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def save(args, source, directory: str, rollout_id: int) -> None:
             ) from error
     if _is_users(source) or is_own(source, "save"):
         with _folders(args, directory), naming(OPTION, args.data_source_path):
-            source.save(rollout_id)
+            finish(source.save(rollout_id), LOOP)
 
 
 def load(args, source, directory: str, rollout_id: int) -> None:
@@ -65,7 +66,7 @@ def load(args, source, directory: str, rollout_id: int) -> None:
     source.load_state_dict(state)
     if _is_users(source) or is_own(source, "load"):
         with _folders(args, directory), naming(OPTION, args.data_source_path):
-            source.load(rollout_id)
+            finish(source.load(rollout_id), LOOP)
 
 
 def _is_users(source) -> bool:

@@ -142,9 +142,7 @@ class AsyncRolloutWorker:
         self._source_is_dry = False
         try:
             self._settle(task, order, origin)
-        except (
-            Exception
-        ) as error:  # of a user's data source or policy: asyncio would log it and go on without the group
+        except Exception as error:  # of a user's data source or policy: asyncio would go on without the group
             self.error = self.error or error
         self._wake.set()
 

@@ -17,6 +17,8 @@ from slime.utils.media_values import keeps_samples, settle_media
 from slime.utils.types import Sample
 
 OPTION = "data_source_path"
+LOOP = "slime-data-source"
+"""Where async methods of users' classes run: they are called under a lock, for which tasks of the other loops wait."""
 
 
 def take_in(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from slime.rollout.group_intake import OPTION, is_group, take_in
+from slime.rollout.group_intake import LOOP, OPTION, is_group, take_in
 from slime.rollout.ledgered_source import LedgeredSource, group_indices
 from slime.utils.async_utils import finish
 from slime.utils.hook_calls import naming
@@ -36,15 +36,29 @@ def groups_in(buffer: Any) -> list[list]:
 def _hand_out(source, own, num_samples: int) -> list[list]:
     with source._lock:
         groups = source._take_requeued(num_samples)
-        wanted, busy = num_samples - len(groups), set(source.ledger.in_flight)
+        wanted, before = num_samples - len(groups), set(source.ledger.in_flight)
         if wanted > 0:
+            busy = before - source.held_back
             with naming(OPTION, source.args.data_source_path):
-                found = finish(own(wanted))
+                found = finish(own(wanted), LOOP)
             groups += take_in(source, type(source).__name__, found, wanted, busy.__contains__)
+            _hold_back(source, (source.held_back | set(source.ledger.in_flight) - before) - set(group_indices(groups)))
         for group in groups:
             source.makes_groups |= not all(map(source.ledger.is_open, group_indices(group)))
             source._note_in_flight(group)
         return groups
+
+
+def _hold_back(source, groups: set[int]) -> None:
+    """Account for what the class took from ours by `super()` without giving it out yet. A class that saves itself has to keep it; of
+    another one it is handed out again after a restart, like all that is in flight.
+    """
+    if not is_own(source, "save"):
+        source.held_back = groups & source.ledger.in_flight.keys()
+        return
+    for group_index in groups:
+        if source.ledger.take_back(group_index):
+            source.ledger.waiting[group_index]["kept_by_class"] = True
 
 
 def _take_back(source, own, samples: list) -> None:
@@ -53,7 +67,7 @@ def _take_back(source, own, samples: list) -> None:
             g for g in group_indices(samples) if g in source.ledger.in_flight and g not in source.ledger.delivered
         ]
         with naming(OPTION, source.args.data_source_path):
-            finish(own(samples))
+            finish(own(samples), LOOP)
         own_places = [g for g in returned if source.ledger.take_back(g)]  # the others went through ours
         here = set(group_indices(groups_in(getattr(source, "buffer", ())))) if own_places else ()
         for group_index in own_places:

@@ -180,9 +180,8 @@ class TrainRound:
             return task.result()
         if not task.cancelled():
             logger.warning("a surplus group failed while the round ended: %r", task.exception())
-        group = duplicate_group(
-            self.origin[task]
-        )  # a plain function that nobody can end may still write into its samples
+        # A copy: a plain function that nobody can end may still write into its samples.
+        group = duplicate_group(self.origin[task])
         for leaf in leaves_of(group):
             if leaf.status not in generation.FINISHED:
                 leaf.reset_response()

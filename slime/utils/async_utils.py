@@ -115,11 +115,14 @@ def get_async_loop() -> AsyncLoopThread:
     return AsyncLoopThread()
 
 
-def finish(result: Any) -> Any:
+def finish(result: Any, loop: str | None = None) -> Any:
     """What a user's function gave back; an awaitable is awaited first, wherever this is called from.
 
     Called inside of a loop (a hook that is asked in the middle of a round), the awaitable runs on a loop beside it, and the round
     stands still meanwhile, as it does for a plain function. A hook that makes another one run gets one more loop.
+
+    Args:
+        loop: name of a background loop for it, where the caller holds a lock that a task of the others may wait for.
     """
     if not inspect.isawaitable(result):
         return result
@@ -129,7 +132,8 @@ def finish(result: Any) -> Any:
         _depth.set(depth + 1)
         return await result
 
-    return _result_on(get_background_loop(f"slime-hooks-{depth}") if _running_loop() else get_background_loop(), wait())
+    name = loop or (f"slime-hooks-{depth}" if _running_loop() else "slime-async")
+    return _result_on(get_background_loop(name), wait())
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

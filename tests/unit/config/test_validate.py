@@ -192,6 +192,8 @@ def test_dumps_are_looked_for_where_the_run_begins(parse, tmp_path):
     parse(*"--load-debug-rollout-data {rollout_id}.pt --num-rollout 2".split())
     parse(*f"{FORGE} --load-forge-rollout-data {{rollout_id}}.pt --num-rollout 2 --start-rollout-id 1".split())
     parse(*"--load-debug-rollout-data {rollout_id}.pt --num-rollout 2 --start-rollout-id 2".split())
+    evaluation = FORGE.replace("--rollout", "--eval")
+    parse(*f"{evaluation} --load-forge-rollout-data {tmp_path}/other_{{rollout_id}}.pt --num-rollout 2".split())
 
 
 def test_a_response_without_any_limit_is_refused(parse, make_model, tmp_path):

@@ -67,6 +67,21 @@ def test_a_start_that_fails_before_anything_was_started_leaves_nothing(tmp_path)
     assert not (tmp_path / "other").exists() and (tmp_path / "run").exists()
 
 
+def test_of_two_runs_that_make_a_folder_at_the_same_time_the_refused_one_does_not_remove_it(tmp_path, monkeypatch):
+    of_the_other = []
+
+    def make(folder, flag, own=run_folders._make):
+        own(folder, flag)
+        if flag == "--save":
+            of_the_other.extend(run_folders._hold(folder, flag))
+
+    monkeypatch.setattr(run_folders, "_make", make)
+    with pytest.raises(ValueError, match="--save: another run"):
+        folders(tmp_path / "run", tmp_path / "save")
+    of_the_other.pop().close()
+    assert (tmp_path / "save").exists() and not (tmp_path / "run").exists()
+
+
 def test_two_runs_at_a_time_do_not_write_to_one_place(tmp_path):
     first = folders(tmp_path / "run", tmp_path / "save")
     with pytest.raises(

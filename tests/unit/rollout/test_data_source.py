@@ -1,3 +1,4 @@
+import asyncio
 import copy
 import json
 import random
@@ -12,6 +13,7 @@ from slime.rollout import ledger_command
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer, create_data_source, pop_first
 from slime.rollout.data_source_adapter import as_data_source
 from slime.rollout.ledger_check import check
+from slime.utils.async_utils import get_background_loop
 from slime.utils.types import Sample
 
 
@@ -432,6 +434,38 @@ def test_a_users_class_is_called_by_one_thread_at_a_time(args):
     source.adapter.mark_finished([])
     source.other.join(60)
     assert source.log == ["is told", "has heard", "is asked"]
+
+
+class Awaiting:
+    """Its state is asked for by a checkpoint while a round of the background loop asks for samples."""
+
+    def __init__(self):
+        self.is_saved, self.is_asked = threading.Event(), threading.Event()
+
+    async def get_samples(self, num_samples):
+        return ["prompt"] * num_samples
+
+    async def state_dict(self):
+        self.is_saved.set()
+        await asyncio.to_thread(self.is_asked.wait, 60)
+        await asyncio.sleep(0.1)  # the round waits for its turn now
+        return {"position": 1}
+
+
+def test_async_methods_of_a_users_class_do_not_run_where_a_round_waits_for_its_turn(args):
+    source, state = Awaiting(), {}
+    adapter = as_data_source(args(), source)
+    saving = threading.Thread(target=lambda: state.update(adapter.state_dict()), daemon=True)
+
+    async def one_round():
+        saving.start()
+        await asyncio.to_thread(source.is_saved.wait, 60)
+        source.is_asked.set()
+        return adapter.get_samples(1)
+
+    asyncio.run_coroutine_threadsafe(one_round(), get_background_loop()).result(60)
+    saving.join(60)
+    assert state["source"] == {"position": 1}
 
 
 SEED_CLASS = """

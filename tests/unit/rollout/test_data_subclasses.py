@@ -76,6 +76,36 @@ class Heap(RolloutDataSourceWithBuffer):
             self.heap = [(key, [Sample.from_dict(sample) for sample in group]) for key, group in json.load(file)]
 
 
+class Ahead(RolloutDataSourceWithBuffer):
+    """Takes more from ours than it is asked for, and gives the rest out later."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        self.ahead = []
+
+    def get_samples(self, num_samples):
+        while len(self.ahead) < num_samples:
+            self.ahead += super().get_samples(4)
+        groups, self.ahead = self.ahead[:num_samples], self.ahead[num_samples:]
+        return groups
+
+
+class AheadSaved(Ahead):
+    def save(self, rollout_id):
+        self.saved = copy.deepcopy(self.ahead)
+
+    def load(self, rollout_id=None):
+        self.ahead = self.kept_elsewhere
+
+
+class Easy(RolloutDataSourceWithBuffer):
+    """Leaves prompts out and puts the others into an order of its own."""
+
+    def __init__(self, args):
+        super().__init__(args)
+        self.dataset.samples = [self.dataset.samples[row] for row in (4, 0, 2)]
+
+
 def texts(groups):
     return [group[0].prompt for group in groups]
 
@@ -122,6 +152,49 @@ def test_what_a_subclass_keeps_and_writes_itself_is_there_once_after_a_restart(a
     assert texts(back) == ["p2", "p1", "p3"]  # in flight, the class's own, new
     again.mark_finished(back)
     assert again.stats()["trained"] == 4 and check(again.state_dict()).problems == []
+
+
+@pytest.mark.parametrize("cls", [Ahead, AheadSaved])
+def test_what_a_subclass_takes_ahead_keeps_its_row_and_is_there_once_after_a_restart(args, tmp_path, cls):
+    arguments = args(rows=8)
+    source = adapt_class(arguments, cls)
+    groups = source.get_samples(3) + source.get_samples(2)
+    assert [group[0].group_index for group in groups] == [0, 1, 2, 3, 4]
+    source.mark_finished(groups)
+    report = check(source.state_dict())
+    assert report.problems == [] and (report.lines[0]["trained"], len(report.lines)) == (5, 1)
+    cls.kept_elsewhere = source.ahead
+    again = resumed(arguments, cls, source, tmp_path)
+    back = again.get_samples(2) + again.get_samples(1)
+    assert texts(back) == ["p5", "p6", "p7"]
+    again.mark_finished(back)
+    report = check(again.state_dict())
+    assert report.problems == [] and (report.lines[0]["trained"], len(report.lines)) == (8, 1)
+
+
+def test_prompts_that_a_subclass_chose_and_ordered_are_handed_out_so_before_and_after_a_restart(args, tmp_path):
+    arguments = args()
+    source = adapt_class(arguments, Easy)
+    groups = source.get_samples(2)
+    assert texts(groups) == ["p4", "p0"]
+    source.mark_finished(groups[:1])
+    again = resumed(arguments, Easy, source, tmp_path)
+    back = again.get_samples(3)
+    assert texts(back) == ["p0", "p2", "p4"]  # in flight, the third, and the first of the next epoch
+    again.mark_finished(back)
+    assert check(again.state_dict()).problems == [] and again.stats()["trained"] == 4
+
+
+@pytest.mark.parametrize("was_shuffled", [False, True])
+def test_samples_of_the_data_set_have_the_order_of_the_epoch_also_where_the_flag_has_changed(args, was_shuffled):
+    first = adapt_class(args(rollout_shuffle=was_shuffled), RolloutDataSource)
+    first.get_samples(2)
+    again = adapt_class(args(rollout_shuffle=not was_shuffled), RolloutDataSource)
+    again.load_state_dict(first.state_dict())
+    assert again.dataset.samples == first.dataset.samples
+    again.get_samples(7)  # two in flight, four that were left, and one of the next epoch
+    in_file_order = again.dataset.samples == again.dataset.origin_samples
+    assert again.epoch_id == 1 and in_file_order == was_shuffled
 
 
 def test_a_group_that_comes_back_to_a_subclass_is_in_flight_again_with_its_row(args):
