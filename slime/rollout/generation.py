@@ -14,11 +14,12 @@ from typing import Any
 from slime.observability.rollout_metrics import logged_reward
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, trace_span
 from slime.rollout.base_types import leaves_of
-from slime.rollout.custom_generate import call_list_generate, call_sample_generate
+from slime.rollout.custom_generate import NO_SAMPLES, call_list_generate, call_sample_generate
 from slime.rollout.engine_control import get_model_url
 from slime.rollout.generate_state import GenerateState, round_seed, uses_sampling_seeds
 from slime.rollout.group_request import asks_together, generate_together
 from slime.rollout.request import (
+    PROMPT_TOO_LONG,
     append_engine_output,
     check_engine_prompt,
     mark_prompt_too_long,
@@ -133,7 +134,7 @@ async def generate_and_rm_group(
 
 async def score_group_once(args, results: list) -> None:
     """`--group-rm`: one batch call for the group, unless it came back scored or unfinished."""
-    leaves = [leaf for leaf in leaves_of(results) if not leaf.metadata.get("generate_error")]
+    leaves = [leaf for leaf in leaves_of(results) if not _has_no_response(leaf)]
     unfinished = any(leaf.status == Sample.Status.ABORTED for leaf in leaves)
     if not unfinished and any(leaf.reward is None for leaf in leaves):
         await score_group(args, leaves)
@@ -177,7 +178,7 @@ async def _rescore_split(args, leaves: Any, evaluation: bool) -> Any:
 
 async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool) -> Sample | list[Sample]:
     state = GenerateState(args)
-    if not (isinstance(result, Sample) and result.metadata.get("generate_error")):
+    if not (isinstance(result, Sample) and _has_no_response(result)):
         result = await apply_sample_hooks(args, result, rollout_id=state.rollout_id, evaluation=evaluation)
     leaves = leaves_of(result)
     for leaf in leaves:
@@ -189,6 +190,11 @@ async def _hooks_and_reward(args, sample: Sample, result: Any, evaluation: bool)
     if not evaluation:
         _count(args, state, leaves)
     return result
+
+
+def _has_no_response(sample: Sample) -> bool:
+    """Whether the sample only stands for what could not be made; a user's function may keep errors of its own under the name."""
+    return sample.metadata.get("generate_error") in (NO_SAMPLES, PROMPT_TOO_LONG)
 
 
 def _count(args, state: GenerateState, leaves: list[Sample]) -> None:

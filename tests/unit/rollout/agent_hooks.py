@@ -218,3 +218,10 @@ async def arrays(args, sample, sampling_params):
     sample.loss_mask = numpy.array(sample.loss_mask, dtype=bool)
     sample.rollout_log_probs = torch.tensor([sample.rollout_log_probs])
     return sample
+
+
+async def notes_an_error(args, sample, sampling_params):
+    """A tool that broke is noted under a name that the built-in generator uses too."""
+    sample = await generate(args, sample, sampling_params)
+    sample.metadata["generate_error"] = "the tool crashed"
+    return sample

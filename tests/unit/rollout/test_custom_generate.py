@@ -93,6 +93,12 @@ def test_an_execution_without_samples_costs_itself_alone(engine, chat_args, toke
     assert prepare_for_buffer([lost, part], 0, restart=False)[0].status == Sample.Status.PENDING
 
 
+def test_a_response_with_an_error_that_the_users_function_noted_is_scored_with_its_group(engine, chat_args):
+    hooks = {"rollout_sample_hook_path": ["stub_rm.tag_hook"], "custom_rm_path": "stub_rm.batch", "group_rm": True}
+    group = one_group(chat_args("notes_an_error", **hooks))
+    assert all(sample.reward is not None and "tag" in sample.metadata for sample in group)
+
+
 def test_the_sample_that_stands_for_an_execution_without_samples_is_none_that_was_returned(engine, chat_args):
     lost, kept = one_group(chat_args("nothing_and_the_first"))
     assert (lost.index, lost.status, kept.index, kept.response) == (1, Sample.Status.FAILED, 0, "abc")
