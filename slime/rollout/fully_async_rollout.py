@@ -49,7 +49,7 @@ class AsyncRolloutWorker:
     def __init__(self, args, data_buffer, concurrency: int | None = None) -> None:
         self.args = args
         self.data_source = as_data_source(args, data_buffer)
-        self.policy = GenerateState(args).policy
+        self.policy = GenerateState(args).policy_for(args)
         self.concurrency = concurrency or args.sglang_server_concurrency * num_engines(args)
         self.rollout_id = 0
         self.error: BaseException | None = None

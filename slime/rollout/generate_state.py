@@ -71,7 +71,7 @@ class GenerateState(metaclass=_OnePerLoop):
     """`GenerateState(args)` returns the state of the running loop; public for custom generate functions.
 
     Attributes: `tokenizer`, `processor` (None without one), `semaphore` (one permit per whole sample),
-    `sampling_params`, `aborted`, `pendings`, `remaining_batch_size`, `progress`, `dp_rank`, `counters`, `policy`.
+    `sampling_params`, `aborted`, `pendings`, `remaining_batch_size`, `progress`, `dp_rank`, `counters`.
     """
 
     def __init__(self, args, loop: asyncio.AbstractEventLoop) -> None:
@@ -101,9 +101,13 @@ class GenerateState(metaclass=_OnePerLoop):
         init_http_client(args)
         self.reset()
 
+    def policy_for(self, args) -> RoundPolicy:
+        """The object of `--round-policy-path`. A user's is built once, since it may keep what it learns from round to round; ours go by
+        the arguments of the round, which a rollout function of the user's may have changed."""
+        return create_policy(args) if args.round_policy_path.startswith("slime.") else self._users_policy
+
     @functools.cached_property
-    def policy(self) -> RoundPolicy:
-        """The object of `--round-policy-path`, which may keep what it learns from round to round."""
+    def _users_policy(self) -> RoundPolicy:
         return create_policy(self.args)
 
     def reset(self) -> None:

@@ -45,7 +45,7 @@ class TrainRound:
         self.args, self.rollout_id, self.data_source = args, rollout_id, data_source
         self.target = args.rollout_batch_size
         self.state = GenerateState(args)
-        self.policy = self.state.policy
+        self.policy = self.state.policy_for(args)
         self.passed: list[list] = []  # finished, through the filter, in the order of arrival
         self.all_groups: list[list] = []
         self.dropped = MetricGatherer()

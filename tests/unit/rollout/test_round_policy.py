@@ -1,5 +1,7 @@
 """How a round is over-provisioned and ended: the age limit, and policies of users."""
 
+import copy
+
 import pytest
 from fake_engine import reply, until
 
@@ -168,3 +170,13 @@ def test_a_policy_is_built_once_and_keeps_what_it_has_learnt(engine, make_args):
     source = create_data_source(args)
     outputs = [generate_rollout(args, rollout_id, source) for rollout_id in range(3)]
     assert [output.metrics.get("rollout/surplus_groups", 0) for output in outputs] == [0, 1, 2]
+
+
+def test_the_default_goes_by_arguments_that_a_rollout_function_of_the_users_has_changed(engine, make_args):
+    args = make_args(engine)
+    source = create_data_source(args)
+    generate_rollout(args, 0, source)
+    changed = copy.copy(args)
+    changed.over_sampling_batch_size = 5
+    metrics = generate_rollout(changed, 1, source).metrics
+    assert metrics.get("rollout/surplus_groups", 0) + metrics.get("rollout/aborted_groups", 0) == 3
