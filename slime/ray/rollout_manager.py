@@ -6,6 +6,7 @@ source and the served model, and knows nothing of Megatron.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -42,7 +43,7 @@ class RolloutManager:
         self._held_out: dict[str, list[Sample]] = {}  # evaluation sets whose loss the trainer computes
         self._handed_out: dict[int, list] = {}  # rounds that are generated elsewhere
         self._progress = Progress()
-        self._generating = ThreadPoolExecutor(1, thread_name_prefix="generate")
+        self._generating = ThreadPoolExecutor(1, "generate", lambda: asyncio.set_event_loop(asyncio.new_event_loop()))
         self._notes: list[str] = []  # what was decided here and has to be said at start
 
     def start(self) -> dict[str, Any]:

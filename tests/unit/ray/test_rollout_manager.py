@@ -1,5 +1,6 @@
 """What the Data Buffer's process derives from prompts and flags."""
 
+import asyncio
 import random
 import threading
 from types import SimpleNamespace
@@ -183,6 +184,19 @@ def test_an_engine_that_dies_under_a_rollout_function_ends_it(monkeypatch, ends_
     with pytest.raises(RuntimeError, match="(?s)1 of 1 rollout engines died: http://one: out of memory"):
         manager.generate(0)
     go_on.set()
+
+
+def test_a_rollout_function_finds_an_event_loop_as_in_a_main_thread(monkeypatch):
+    async def one():
+        return 1
+
+    def generate(args, option, rollout_id, data_source, evaluation):
+        return asyncio.get_event_loop().run_until_complete(one())
+
+    monkeypatch.setattr("slime.ray.rollout_manager.call_rollout_path", generate)
+    manager = RolloutManager(SimpleNamespace(), None, "127.0.0.1")
+    manager._data_source = None
+    assert [manager._call_rollout("rollout_function_path", 0, evaluation=False) for _ in range(2)] == [1, 1]
 
 
 def test_evaluation_leaves_the_random_numbers_of_training_alone():
