@@ -42,7 +42,9 @@ def _hand_out(source, own, num_samples: int) -> list[list]:
             with naming(OPTION, source.args.data_source_path):
                 found = finish(own(wanted), LOOP)
             groups += take_in(source, type(source).__name__, found, wanted, busy.__contains__)
-            _hold_back(source, (source.held_back | set(source.ledger.in_flight) - before) - set(group_indices(groups)))
+            given_out = set(group_indices(groups))
+            source.held_back -= given_out
+            _hold_back(source, source.ledger.in_flight.keys() - before - given_out)
         for group in groups:
             source.makes_groups |= not all(map(source.ledger.is_open, group_indices(group)))
             source._note_in_flight(group)
@@ -50,11 +52,11 @@ def _hand_out(source, own, num_samples: int) -> list[list]:
 
 
 def _hold_back(source, groups: set[int]) -> None:
-    """Account for what the class took from ours by `super()` without giving it out yet. A class that saves itself has to keep it; of
-    another one it is handed out again after a restart, like all that is in flight.
+    """Account for groups in flight that are in a place of the class's own. One that saves itself has to keep them; those of another one
+    are handed out again after a restart, like all that is in flight.
     """
     if not is_own(source, "save"):
-        source.held_back = groups & source.ledger.in_flight.keys()
+        source.held_back = (source.held_back | groups) & source.ledger.in_flight.keys()
         return
     for group_index in groups:
         if source.ledger.take_back(group_index):
@@ -68,8 +70,8 @@ def _take_back(source, own, samples: list) -> None:
         ]
         with naming(OPTION, source.args.data_source_path):
             finish(own(samples), LOOP)
-        own_places = [g for g in returned if source.ledger.take_back(g)]  # the others went through ours
-        here = set(group_indices(groups_in(getattr(source, "buffer", ())))) if own_places else ()
-        for group_index in own_places:
-            if group_index not in here:
-                source.ledger.waiting[group_index]["kept_by_class"] = True
+        kept = source.ledger.in_flight.keys() & returned  # the others went through ours
+        here = set(group_indices(groups_in(getattr(source, "buffer", ())))) if kept else set()
+        for group_index in kept & here:
+            source.ledger.take_back(group_index)
+        _hold_back(source, kept - here)

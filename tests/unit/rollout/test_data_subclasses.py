@@ -197,6 +197,24 @@ def test_samples_of_the_data_set_have_the_order_of_the_epoch_also_where_the_flag
     assert again.epoch_id == 1 and in_file_order == was_shuffled
 
 
+def test_what_a_subclass_keeps_and_does_not_write_is_handed_out_again_after_a_restart(args, tmp_path):
+    class Unwritten(Heap):
+        save, load = RolloutDataSourceWithBuffer.save, RolloutDataSourceWithBuffer.load
+
+    arguments = args()
+    source = adapt_class(arguments, Unwritten)
+    groups = source.get_samples(3)
+    source.mark_finished(groups[:1])
+    source.add_samples(groups[1:])
+    assert texts(source.get_samples(1)) == ["p2"]
+    again = resumed(arguments, Unwritten, source, tmp_path)
+    back = again.get_samples(3)
+    assert texts(back) == ["p1", "p2", "p3"]
+    again.mark_finished(back)
+    report = check(again.state_dict())
+    assert report.problems == [] and (report.lines[0]["trained"], len(report.lines)) == (4, 1)
+
+
 def test_a_group_that_comes_back_to_a_subclass_is_in_flight_again_with_its_row(args):
     source = adapt_class(args(), Heap)
     source.add_samples(source.get_samples(2))
