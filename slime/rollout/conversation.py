@@ -29,6 +29,13 @@ _current: contextvars.ContextVar[Recorder | None] = contextvars.ContextVar("slim
 _PROBE = "slimeassistantturn"
 
 
+class RoundEnded(BaseException):
+    """A turn was cut short, or nobody wants it any more: what the function has begun is begun anew in a later round.
+
+    No Exception, so that a function that catches those does not go on with half a turn.
+    """
+
+
 class OwnedText(str):
     """Prompt text that remembers the position of its sample."""
 
@@ -146,6 +153,13 @@ class Recorder:
             params["sampling_seed"] = self._seeds.of_call(prompt, round_name, who, "turn")
         return params
 
+    def check_goes_on(self, output: dict[str, Any] | None = None) -> None:
+        """Raises: RoundEnded when the round is over, or `output` was cut short; evaluations take what they get."""
+        reason = output["meta_info"].get("finish_reason") if output is not None else None
+        was_cut = (reason.get("type") if isinstance(reason, dict) else reason) == "abort"
+        if not self.evaluation and (was_cut or GenerateState(self.args).aborted):
+            raise RoundEnded
+
     # ---- afterwards ------------------------------------------------------------------------------------------------
 
     def attribute_rest(self) -> None:
@@ -257,7 +271,7 @@ async def generate_single(
         sampling_params: overrides for this call, for example `{"stop": ["</tool>"]}`.
 
     Returns the text; "" when the response or context limit leaves no room. Works only inside a custom generate function.
-    Raises: ValueError for messages with media, which would be left out.
+    Raises: ValueError for messages with media, which would be left out. RoundEnded, which nobody has to catch.
     """
     recorder = _current.get()
     if recorder is None:
@@ -266,6 +280,7 @@ async def generate_single(
         conversation = [{"role": "user", "content": conversation}]
     args = recorder.args
     _refuse_media(conversation)
+    recorder.check_goes_on()
     messages = [type(m)(m) if not isinstance(m, OwnedMessage) else m for m in conversation]
     chain, context = recorder.open_chain(messages, tools)
     pending = context.ids if context is not None else []
@@ -279,6 +294,7 @@ async def generate_single(
         return ""
     owner = None if chain.owner is None else recorder.owners[chain.owner]
     output = await _ask(args, owner, chain, tokens, within_budget(params, budget, 0))
+    recorder.check_goes_on(output)
     text = _record(GenerateState(args).tokenizer, chain, context, output)
     chain.messages = [*messages, {"role": "assistant", "content": text}]
     return text

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.batching.sample_check import check_alignment
 from slime.rollout.base_types import leaves_of
-from slime.rollout.conversation import Recorder, owned_prompt, recording
+from slime.rollout.conversation import Recorder, RoundEnded, owned_prompt, recording
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.request import prompt_ids
 from slime.rollout.scoring import mark_reward_failed
@@ -34,12 +34,17 @@ async def call_sample_generate(args, path: str, sample: Sample, sampling_params:
         TypeError, ValueError: the hook returned something else. HookError: it raised.
     """
     prompt, group_index, index = with_shared_leaves(sample.prompt), sample.group_index, sample.index
+    _begin(sample)
     recorder = Recorder(args, sampling_params, evaluation, owners=[sample])
-    with recording(recorder):
-        own_params = copy.deepcopy(sampling_params)
-        if not args.sglang_enable_deterministic_inference:  # a seed that all requests of the function share is none
-            own_params.pop("sampling_seed", None)
-        result = await _call(args, path, evaluation, sample, own_params)
+    own_params = copy.deepcopy(sampling_params)
+    if not args.sglang_enable_deterministic_inference:  # a seed that all requests of the function share is none
+        own_params.pop("sampling_seed", None)
+    try:
+        with recording(recorder):
+            result = await _call(args, path, evaluation, sample, own_params)
+    except RoundEnded:
+        sample.prompt, sample.index, sample.group_index = prompt, index, group_index
+        return _cut_short(sample)
     _check_result(path, result, evaluation)
     sample.index = index
     if not leaves_of(result):
@@ -72,14 +77,20 @@ async def call_list_generate(
     for position, sample in enumerate(samples):
         if sample.response_length or sample.response:
             sample.reset_response()  # this form cannot continue a partial response
+        _begin(sample)
         sample.prompt = owned_prompt(with_shared_leaves(sample.prompt), position)
     recorder = Recorder(args, sampling_params, evaluation, owners=samples)
-    with recording(recorder):
-        results = await _call(args, path, evaluation, list(samples))
-    _check_results(path, results, len(samples))
-    recorder.attribute_rest()
+    try:
+        with recording(recorder):
+            results = await _call(args, path, evaluation, list(samples))
+        _check_results(path, results, len(samples))
+        recorder.attribute_rest()
+    except RoundEnded:
+        results = None
     for sample, prompt, index in zip(samples, prompts, indices, strict=True):
         sample.prompt, sample.index, sample.group_index = prompt, index, group_index
+    if results is None:
+        return [_cut_short(sample) for sample in samples]
     returned = {id(leaf) for leaf in leaves_of(list(results))}
     spare = [sample for sample in samples if id(sample) not in returned]
     position_of = {id(sample): position for position, sample in enumerate(samples)}  # results may come in another order
@@ -99,16 +110,27 @@ async def call_list_generate(
     return completed
 
 
+def _begin(sample: Sample) -> None:
+    """How an earlier round left the sample says nothing of this one: functions that set no status would never end it."""
+    if sample.status == Sample.Status.ABORTED:
+        sample.status = Sample.Status.PENDING
+
+
+def _cut_short(sample: Sample) -> Sample:
+    """The sample, to be executed again."""
+    sample.reset_response()
+    sample.rollout_id, sample.status = None, Sample.Status.ABORTED
+    return sample
+
+
 def _without_samples(args, path: str, sample: Sample, evaluation: bool) -> Sample:
     """What stands for an execution of `sample` that gave no samples: it, failed, with its prompt's tokens alone.
 
     One that the end of the round has cut short is ABORTED, to be executed again.
     """
     state = GenerateState(args)
-    sample.reset_response()
-    sample.rollout_id = None
+    _cut_short(sample)
     if state.aborted and not evaluation:
-        sample.status = Sample.Status.ABORTED
         return sample
     sample.tokens = prompt_ids(state, sample)
     error = ValueError(f"--custom-generate-function-path {path} returned no samples")

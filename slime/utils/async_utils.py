@@ -84,11 +84,10 @@ async def gather_or_cancel(coroutines: list[Coroutine]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _as_exception(error: BaseException) -> Exception:
-    """What a future can carry: `sys.exit` and StopIteration in a user's function are failures of that call."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"the function raised {error!r}")
+def _as_exception(error: BaseException) -> BaseException:
+    """What a future can carry: `sys.exit` and the like in a user's function are failures of that call."""
+    unfit = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, asyncio.CancelledError)
+    return RuntimeError(f"the function raised {error!r}") if isinstance(error, unfit) else error
 
 
 def run(coro: Coroutine[Any, Any, Any]) -> Any:

@@ -4,10 +4,11 @@ from collections import Counter
 import agent_hooks
 import pytest
 import stub_rm
-from fake_engine import reply
+from fake_engine import reply, until
 from tiny_tokenizer import CHATML, GLM, build
 
 from slime.rollout import generate_single
+from slime.rollout.base_types import leaves_of
 from slime.rollout.conversation import Recorder
 from slime.rollout.custom_generate import call_sample_generate
 from slime.rollout.data_source import create_data_source
@@ -344,3 +345,66 @@ def test_arrays_of_a_hook_become_lists(engine, chat_args):
     for sample in one_group(chat_args("arrays")):
         assert type(sample.tokens) is list and sample.tokens[-3:] == [7, 8, 9]
         assert sample.loss_mask == [1, 1, 1] and sample.rollout_log_probs == [-0.5] * 3
+
+
+async def _two_turns(conversation):
+    for _ in range(2):
+        try:
+            text = await generate_single(conversation)
+        except Exception:  # agents that go on whatever happens
+            text = "failed"
+        conversation = [*conversation, {"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
+    return text
+
+
+async def by_sample(args, sample, sampling_params):
+    sample.response = await _two_turns(sample.prompt)
+    return sample
+
+
+def in_a_thread(args, sample, sampling_params):
+    sample.response = run(_two_turns(sample.prompt))
+    return sample
+
+
+async def by_group(args, samples, evaluation=False):
+    for sample in samples:
+        sample.response = await _two_turns(sample.prompt)
+    return samples
+
+
+@pytest.mark.parametrize("partial_rollout", [False, True])
+@pytest.mark.parametrize("hook", ["by_sample", "in_a_thread", "by_group"])
+def test_a_turn_that_the_end_of_the_round_has_cut_is_no_turn(
+    engine, make_args, write_rows, tokenizer, hook, partial_rollout
+):
+    """Prompt b is in its first turn when prompt a has passed, it would have gone on from half an answer; then a waits for b."""
+    cut = [tokenizer.convert_tokens_to_ids(c) for c in "67"]
+
+    late = Counter()  # requests of either round that hang
+
+    async def answer(payload):
+        round_number = engine.aborts
+        if ("b" in tokenizer.decode(payload["input_ids"])) == (round_number == 0):
+            late[round_number] += 1
+            return {"hang": cut}
+        await until(lambda: late[round_number] == (1 if hook == "by_group" else 2), "the late ones")
+        return spelled(tokenizer, "ok")
+
+    engine.answer = answer
+    rows = [{"input": [{"role": "user", "content": name}]} for name in ("a", "b")]
+    args = make_args(
+        engine, prompt_data=write_rows(rows, "late.jsonl"), custom_generate_function_path=f"{__name__}.{hook}",
+        rollout_batch_size=1, over_sampling_batch_size=2, partial_rollout=partial_rollout, rollout_max_response_len=200,
+    )  # fmt: skip
+    source = create_data_source(args)
+    groups = [generate_rollout(args, rollout_id, source).samples[0] for rollout_id in range(2)]
+    assert [group[0].prompt[0]["content"] for group in groups] == ["a", "b"]
+    for sample in leaves_of(groups):
+        assert sample.status == Sample.Status.COMPLETED and sample.response == "ok"
+        said = [
+            token
+            for token, trained in zip(sample.tokens[sample.prompt_length :], sample.loss_mask, strict=True)
+            if trained
+        ]
+        assert tokenizer.decode(said) == "ok<|im_end|>ok<|im_end|>"
