@@ -104,9 +104,9 @@ class RolloutDataSource(LedgeredSource):
         return {"seed": self.args.rollout_seed, "shuffle": self.args.rollout_shuffle}
 
     def _begin_order(self, order_by: dict[str, Any]) -> None:
-        """Order the present epoch by these; `dataset.samples` stays what a subclass made of it, where nothing is shuffled."""
+        """Order the present epoch by these."""
         if self.dataset is not None and self._order_by["shuffle"] and not order_by["shuffle"]:
-            self.dataset.samples = list(self.dataset.origin_samples)
+            self.dataset.unshuffle()
         self._order_by = order_by
         self._order = self._epoch_order()
 

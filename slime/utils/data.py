@@ -215,7 +215,8 @@ def no_usable_prompt(path: str, num_rows: int, num_too_long: int, limit: int | N
 class PromptSet:
     """All prompts of one file, too long ones dropped: `origin_samples` in the file's order, `samples` in that of the last `shuffle`.
 
-    `num_too_long` counts the dropped ones; `sample(n)` returns the next n (wrapping around).
+    Who sets `samples` chooses what is handed out, and shuffled in later epochs. `num_too_long` counts the dropped ones; `sample(n)`
+    returns the next n (wrapping around).
     """
 
     seed = 42
@@ -226,6 +227,8 @@ class PromptSet:
         self._digest = digest.hexdigest()
         num_rows = len(samples)
         self.origin_samples = self.samples = [sample for sample in samples if sample is not None]
+        self._chosen = self._in_order = self.samples  # what is shuffled, and that in the present order
+        self._shuffled_by: int | None = None
         self.num_too_long = num_rows - len(self.samples)
         self._position = 0
         if self.num_too_long:
@@ -251,8 +254,18 @@ class PromptSet:
 
     def shuffle(self, new_epoch_id: int, seed: int | None = None) -> None:
         """Put `samples` into the order of the epoch; the same epoch has the same order."""
-        self.samples = list(self.origin_samples)
-        random.Random((self.seed if seed is None else seed) + new_epoch_id).shuffle(self.samples)
+        wanted = (self.seed if seed is None else seed) + new_epoch_id
+        if wanted != self._shuffled_by:
+            self.unshuffle()
+            random.Random(wanted).shuffle(self.samples)
+            self._shuffled_by = wanted
+
+    def unshuffle(self) -> None:
+        """Put `samples` into the order of the file, or that in which a user has set them."""
+        if self.samples is not self._in_order:
+            self._chosen = self.samples
+        self.samples = self._in_order = list(self._chosen)
+        self._shuffled_by = None
 
     def sample(self, num_samples: int) -> list[Sample]:
         """The next `num_samples` prompts in file order."""

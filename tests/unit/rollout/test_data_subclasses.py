@@ -185,6 +185,18 @@ def test_prompts_that_a_subclass_chose_and_ordered_are_handed_out_so_before_and_
     assert check(again.state_dict()).problems == [] and again.stats()["trained"] == 4
 
 
+@pytest.mark.parametrize("taken", [2, 4])
+def test_prompts_that_a_subclass_chose_are_shuffled_in_later_epochs_the_same_after_a_restart(args, tmp_path, taken):
+    arguments = args(rollout_shuffle=True)
+    straight, source = adapt_class(arguments, Easy), adapt_class(arguments, Easy)
+    expected = texts(straight.get_samples(12))
+    assert [len({*expected[i : i + 3]}) for i in (0, 3, 6, 9)] == [3] * 4 and {*expected} == {*expected[:3]}
+    assert len({*(tuple(expected[i : i + 3]) for i in (0, 3, 6, 9))}) > 1
+    source.mark_finished(source.get_samples(taken))
+    again = resumed(arguments, Easy, source, tmp_path)
+    assert texts(again.get_samples(12 - taken)) == expected[taken:]
+
+
 @pytest.mark.parametrize("was_shuffled", [False, True])
 def test_samples_of_the_data_set_have_the_order_of_the_epoch_also_where_the_flag_has_changed(args, was_shuffled):
     first = adapt_class(args(rollout_shuffle=was_shuffled), RolloutDataSource)
