@@ -34,6 +34,7 @@ TABLE: dict[str, str] = {
 --add-qkv-bias true
 --qk-layernorm true
 --untie-embeddings-and-output-weights true
+--spec strs None
 --attention-dropout float 0.0
 --hidden-dropout float 0.0
 --attention-softmax-in-fp32 true
@@ -190,7 +191,6 @@ TABLE: dict[str, str] = {
 --cache-mla-latents true
 """,
     "hybrid": """
---spec strs None
 --is-hybrid-model true
 --hybrid-attention-ratio float 0.0
 --hybrid-mlp-ratio float 0.0

@@ -40,6 +40,8 @@ def note_unused(run) -> None:
         run.notes.append(
             f"--num-data-workers {args.num_data_workers} has no effect with --streaming-data: rows are read as needed"
         )
+    if args.spec and args.custom_model_provider_path:
+        run.notes.append(f"--spec {' '.join(args.spec)} is left to the function of --custom-model-provider-path")
     if args.rm_type and args.custom_rm_path:
         run.notes.append(
             f"--rm-type {args.rm_type} is left to the function of --custom-rm-path, which gives the rewards"

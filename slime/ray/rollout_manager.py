@@ -86,6 +86,7 @@ class RolloutManager:
             )
 
     def _load_functions(self) -> None:
+        from slime.backends.megatron_utils import megatron_globals
         from slime.rollout import sft_rollout
         from slime.rollout.data_source import create_data_source
         from slime.rollout.eval_rollout import read_eval_sets
@@ -93,6 +94,7 @@ class RolloutManager:
         from slime.rollout.rm_hub.default import choose_reward
 
         args = self._args
+        megatron_globals.offer(args)
         check_rollout_hooks(args)
         self._data_source = create_data_source(args)
         if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION and not args.custom_generate_function_path:

@@ -51,9 +51,16 @@ def check_trainer_hooks(args) -> None:
 
     Raises: ValueError naming the flag, the path and what was found instead.
     """
-    check_hooks(args, [option for option in TRAINER_HOOKS if option != "advantage_estimator"])
+    check_hooks(args, [option for option in TRAINER_HOOKS if option not in ("advantage_estimator", "spec")])
+    if args.spec:
+        check_path(spec_path(args.spec), "spec")
     if "." in args.advantage_estimator:
         check_path(args.advantage_estimator, "advantage_estimator")
+
+
+def spec_path(spec: list[str]) -> str:
+    """The path in `--spec`, whose module and function are two words: `pkg.mod function` is `pkg.mod.function`."""
+    return (":" if spec[0].endswith(".py") else ".").join(spec)
 
 
 def check_hooks(args, options: list[str]) -> None:

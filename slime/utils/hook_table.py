@@ -122,6 +122,10 @@ TRAINER_HOOKS: dict[str, Hook] = {
         "pre_process post_process",
         "vp_stage",
     ),
+    "spec": _hook(
+        "(args, config, vp_stage) -> Megatron's ModuleSpec of a layer, or the TransformerBlockSubmodules of all",
+        "args config vp_stage",
+    ),
     "custom_update_weight_post_write_path": _hook(
         "(args, version_dir, rollout_engines) -> None", "args version_dir rollout_engines"
     ),

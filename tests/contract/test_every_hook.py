@@ -66,6 +66,7 @@ SPEC = {
     "custom_model_provider_path": ("pre_process, post_process, vp_stage=None", "model_provider"),
     "custom_update_weight_post_write_path": ("args, version_dir, rollout_engines", "update_weight_post_write"),
     "advantage_estimator": ("inputs", "estimator"),
+    "spec": ("args, config, vp_stage", "layer_spec"),
 }
 CLASSES = ("round_policy_path", "data_source_path")
 
@@ -102,7 +103,7 @@ def hooks(request, write):
 
 def test_every_hook_flag_has_a_row():
     flags = {flag.dest for flag in framework_flags() if flag.type == "hook" and flag.status == "live"}
-    assert flags | {"advantage_estimator"} == set(HOOKS) == set(SPEC)
+    assert flags | {"advantage_estimator", "spec"} == set(HOOKS) == set(SPEC)
 
 
 def test_yours_is_found_and_can_be_called():

@@ -83,6 +83,7 @@ def test_all_hooks_work_together_in_a_run(train, tmp_path):
         *("--rollout-all-samples-process-path", f"{HOOKS}/all_samples.py:keep_failures"),
         *("--custom-rollout-log-function-path", f"{HOOKS}/log_functions.py:log_rollout"),
         *("--custom-megatron-init-path", f"{HOOKS}/trainer.py:limit_threads"),
+        *("--spec", HOOKS / "layer_spec.py", "gentle_attention"),
         *("--custom-megatron-before-log-prob-hook-path", f"{HOOKS}/trainer.py:before_log_prob"),
         *("--rollout-data-postprocess-path", f"{HOOKS}/trainer.py:clip_advantages"),
         *("--custom-megatron-before-train-step-hook-path", f"{HOOKS}/trainer.py:warm_up"),

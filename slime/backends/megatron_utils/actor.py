@@ -63,6 +63,7 @@ class MegatronActor:
         from slime.backends.megatron_utils.layer_spec import uses_transformer_engine
 
         args = self.args
+        initialize.offer_names(args)
         check_trainer_hooks(args)
         if args.share_prompts and uses_transformer_engine():
             raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from slime.utils import device
-from slime.utils.hook_calls import call_hook, wrong
+from slime.utils.hook_calls import call_hook, call_path, spec_path, wrong
 from slime.utils.hook_forms import accepted_keywords, accepts_keyword
 from slime.utils.misc import load_hook
 
@@ -20,6 +20,7 @@ ADVANTAGE = "custom_advantage_function_path"
 LOSS = "custom_loss_function_path"
 MODEL = "custom_model_provider_path"
 POSTPROCESS = "rollout_data_postprocess_path"
+SPEC = "spec"
 REDUCER = "custom_pg_loss_reducer_function_path"
 TIS = "custom_tis_function_path"
 
@@ -150,11 +151,32 @@ def model(args, pre_process: bool, post_process: bool, vp_stage: int | None = No
     module = call_hook(args, MODEL, pre_process=pre_process, post_process=post_process, **optional)
     if not isinstance(module, torch.nn.Module):
         raise wrong(MODEL, path, f"returned a {type(module).__name__}")
-    if any(type(part).__name__ == "DotProductAttention" for part in module.modules()):
-        raise wrong(
-            MODEL, path, "built attention that cannot read several samples in one stream: Megatron's local layer spec has it; take "
-            "slime.backends.megatron_utils.layer_spec.decoder_spec(config, vp_stage), or Transformer Engine's spec on a GPU"
-        )  # fmt: skip
+    check_attention(MODEL, path, module)
     if post_process and not hasattr(module, "output_layer"):
         raise wrong(MODEL, path, f"returned a {type(module).__name__} without output_layer")
     return module
+
+
+def spec(args, config, vp_stage: int | None):
+    """The spec of the layers, or of the whole block, that `--spec` names or its function returns."""
+    from megatron.core.transformer import ModuleSpec
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    path = spec_path(args.spec)
+    if args.lora_rank > 0:
+        raise ValueError(f"--spec {path} and --lora-rank exclude each other: adapters stand on the built-in layers")
+    found = load_hook(path, SPEC)
+    if not isinstance(found, ModuleSpec):
+        found = call_path(path, SPEC, args, config, vp_stage)
+    if not isinstance(found, (ModuleSpec, TransformerBlockSubmodules)):
+        raise wrong(SPEC, path, f"returned a {type(found).__name__}")
+    return found
+
+
+def check_attention(option: str, path: str, module: torch.nn.Module) -> None:
+    """Refuse Megatron's plain attention, which would let the samples of a stream see each other."""
+    if any(type(part).__name__ == "DotProductAttention" for part in module.modules()):
+        raise wrong(
+            option, path, "built attention that cannot read several samples in one stream, megatron's DotProductAttention; take "
+            "slime.backends.megatron_utils.layer_spec.decoder_spec(config, vp_stage), or Transformer Engine's spec on a GPU"
+        )  # fmt: skip

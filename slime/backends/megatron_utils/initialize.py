@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from datetime import timedelta
 
-from slime.backends.megatron_utils import cpu_compat, megatron_globals
+from slime.backends.megatron_utils import cpu_compat, layer_spec, megatron_globals
 from slime.utils import device
 from slime.utils.process_groups import init_gloo_group
 
@@ -27,12 +27,18 @@ def initialize(args, rank: int, world_size: int, master_addr: str, master_port: 
     if args.deterministic_mode:
         torch.use_deterministic_algorithms(True)
     device.set_local_device(rank % args.actor_num_gpus_per_node)
-    cpu_compat.install()
-    megatron_globals.offer(args)
+    offer_names(args)
     _join(args, rank, world_size, master_addr, master_port)
     init_gloo_group()
     _build_groups(args)
     seed_everything(args)
+
+
+def offer_names(args) -> None:
+    """Make what users' modules import from Megatron work in this process; before they are imported. Twice is once."""
+    cpu_compat.install()
+    megatron_globals.offer(args)
+    layer_spec.offer_local_layers()
 
 
 def _join(args, rank: int, world_size: int, master_addr: str, master_port: int) -> None:

@@ -20,6 +20,10 @@ class RMSNorm(torch.nn.Module):
 
     def __init__(self, config, hidden_size: int, eps: float = 1e-5, **_):
         super().__init__()
+        if config.normalization != "RMSNorm":
+            raise ValueError(
+                f"--normalization {config.normalization} needs Transformer Engine; RMSNorm works everywhere"
+            )
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # its gradient is then summed over tensor ranks
         self.zero_centered = config.layernorm_zero_centered_gamma

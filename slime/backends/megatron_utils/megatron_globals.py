@@ -16,7 +16,10 @@ _NAME = "megatron.training"
 
 
 def offer(args) -> None:
-    """Have `get_args` give this process's arguments, with the vocabulary's size as the model has it."""
+    """Have `get_args` give this process's arguments, with the vocabulary's size as the model has it.
+
+    Before users' modules are imported, in the Data Buffer's process too: a file may hold hooks of both.
+    """
 
     def get_args():
         from slime.backends.megatron_utils.model_config import padded_vocab_size, resolve_architecture
@@ -32,13 +35,29 @@ def offer(args) -> None:
         if global_vars._GLOBAL_ARGS is None:
             global_vars.set_args(get_args())
         return
+    _put(_NAME, get_args=get_args, print_rank_0=_print_rank_0)
+    _put(f"{_NAME}.utils", print_rank_0=_print_rank_0, unwrap_model=_unwrap_model)
+    _put(f"{_NAME}.global_vars", get_args=get_args)
+    _put(f"{_NAME}.arguments", core_transformer_config_from_args=_transformer_config)
+
+
+def _transformer_config(args, config_class=None):
     from slime.backends.megatron_utils.model_config import transformer_config
 
-    _put(_NAME, get_args=get_args)
-    _put(f"{_NAME}.global_vars", get_args=get_args)
-    _put(
-        f"{_NAME}.arguments", core_transformer_config_from_args=lambda args, config_class=None: transformer_config(args)
-    )
+    return transformer_config(args)
+
+
+def _print_rank_0(message) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(message, flush=True)
+
+
+def _unwrap_model(model, *_kinds):
+    from slime.backends.megatron_utils.model_provider import unwrap
+
+    return [unwrap(chunk) for chunk in model] if isinstance(model, list) else unwrap(model)
 
 
 def _is_installed() -> bool:

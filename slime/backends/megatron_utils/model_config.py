@@ -111,6 +111,10 @@ def _machine() -> dict:
 
 
 def _lean_activation(args) -> dict:
-    """Have the MLP hand gate and up to one function together (`local_layers.swiglu`), where the layers are ours."""
-    is_ours = not device.has_accelerator() and args.swiglu and not args.num_experts
+    """Have the MLP hand gate and up to one function together (`local_layers.swiglu`), where the layers are ours.
+
+    A user's model may have another activation in its config, which nothing would read then.
+    """
+    is_users = args.spec or args.custom_model_provider_path
+    is_ours = not device.has_accelerator() and args.swiglu and not args.num_experts and not is_users
     return {"use_te_activation_func": True} if is_ours else {}

@@ -54,7 +54,7 @@ def build_model(args, config=None, vp_stage: int | None = None, with_value_head:
 
 
 def gpt_model(args, pre_process: bool, post_process: bool, vp_stage: int | None = None, ties: bool = True, config=None):
-    """Return the built-in model of this pipeline stage; what a custom provider may start from.
+    """Return the built-in model of this pipeline stage, its layers those of `--spec`; what a custom provider may start from.
 
     Args:
         ties: the output layer shares the embedding's weights where the architecture does. config: Megatron's TransformerConfig.
@@ -62,9 +62,13 @@ def gpt_model(args, pre_process: bool, post_process: bool, vp_stage: int | None 
     from megatron.core.models.gpt import GPTModel
 
     config = transformer_config(args) if config is None else config
-    return GPTModel(
+    if args.spec:
+        layers = hook_results.spec(args, config, vp_stage)
+    else:
+        layers = decoder_spec(config, vp_stage, with_adapters=args.lora_rank > 0)
+    model = GPTModel(
         config,
-        decoder_spec(config, vp_stage, with_adapters=args.lora_rank > 0),
+        layers,
         vocab_size=padded_vocab_size(args),
         max_sequence_length=args.max_position_embeddings or args.seq_length,
         pre_process=pre_process,
@@ -79,6 +83,9 @@ def gpt_model(args, pre_process: bool, post_process: bool, vp_stage: int | None 
         rope_scaling_factor=args.rope_scaling_factor,
         vp_stage=vp_stage,
     )
+    if args.spec:
+        hook_results.check_attention(hook_results.SPEC, hook_results.spec_path(args.spec), model)
+    return model
 
 
 def get_model_provider_func(args, role: str = "actor"):

@@ -21,7 +21,7 @@ DEFAULTS = dict(
     add_qkv_bias=False, qk_layernorm=False, untie_embeddings_and_output_weights=False, num_experts=None,
     position_embedding_type="rope", rotary_base=10000, rotary_percent=1.0, use_rope_scaling=False,
     rope_scaling_factor=8.0, max_position_embeddings=None, seq_length=4096, hidden_dropout=0.0, attention_dropout=0.0,
-    init_method_std=0.02, custom_model_provider_path=None, freeze_params_name_list=None,
+    init_method_std=0.02, spec=None, custom_model_provider_path=None, freeze_params_name_list=None,
     only_train_params_name_list=None, data_pad_size_multiplier=1,
     recompute_granularity=None, recompute_method=None, recompute_num_layers=None, recompute_modules=None,
     # experts

@@ -419,8 +419,13 @@ def test_log_probs_of_other_tensors_than_the_batchs_are_refused_under_top_p(mode
 
 
 PROVIDERS = """
+import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec, get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.attention import SelfAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from slime.backends.megatron_utils.layer_spec import decoder_spec
 from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
@@ -436,9 +441,50 @@ def own(pre_process=True, post_process=True, vp_stage=None):
     config = core_transformer_config_from_args(args)
     return gpt(args, config, decoder_spec(config, vp_stage), pre_process, post_process)
 
+def engine_layers(pre_process=True, post_process=True, vp_stage=None):
+    args = get_args()
+    config = core_transformer_config_from_args(args)
+    spec = get_gpt_layer_with_transformer_engine_spec(args.num_experts, False, args.qk_layernorm, False)
+    return gpt(args, config, spec, pre_process, post_process)
+
+class Same(SelfAttention):
+    pass
+
+class Half(SelfAttention):
+    def forward(self, *args, **kwargs):
+        output, bias = super().forward(*args, **kwargs)
+        return output / 2, bias
+
+def same_layer(args, config, vp_stage):
+    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    layer.submodules.self_attention.module = Same
+    return layer
+
+def half_block(args, config, vp_stage):
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+    for layer in block.layer_specs:
+        layer.submodules.self_attention.module = Half
+    return block
+
+def own_activation(args, config, vp_stage):
+    config.activation_func = torch.nn.functional.gelu
+    return same_layer(args, config, vp_stage)
+
+def unknown_argument(args, config, vp_stage):
+    return get_gpt_layer_with_transformer_engine_spec(post_mlp_layernorm=True)
+
+def plain_attention(args, config, vp_stage):
+    layer = same_layer(args, config, vp_stage)
+    layer.submodules.self_attention.submodules.core_attention = DotProductAttention
+    return layer
+
+def nothing(args, config, vp_stage):
+    pass
+
 def cannot_pack(pre_process=True, post_process=True, vp_stage=None):
     args = get_args()
     spec = get_gpt_layer_local_spec(qk_layernorm=True)
+    spec.submodules.self_attention.submodules.core_attention = DotProductAttention
     return gpt(args, core_transformer_config_from_args(args), spec, pre_process, post_process)
 
 def gpt(args, config, spec, pre_process, post_process):
@@ -451,7 +497,7 @@ def gpt(args, config, spec, pre_process, post_process):
 """
 
 
-@pytest.mark.parametrize("provider", ["changed", "own"])
+@pytest.mark.parametrize("provider", ["changed", "own", "engine_layers"])
 def test_a_model_provider_finds_the_arguments_where_megatron_keeps_them(model_dir, tmp_path, provider):
     (tmp_path / "providers.py").write_text(PROVIDERS)
     actor, _ = start(train_args(model_dir, custom_model_provider_path=f"{tmp_path}/providers.py:{provider}"))
@@ -465,3 +511,32 @@ def test_a_model_whose_attention_cannot_read_packed_samples_is_refused(model_dir
         ValueError, match="--custom-model-provider-path .*cannot_pack built attention that cannot read several"
     ):
         start(train_args(model_dir, custom_model_provider_path=f"{tmp_path}/providers.py:cannot_pack"))
+
+
+def test_layers_of_a_plugin_are_trained(model_dir, tmp_path):
+    """Equal ones give the numbers of the built-in layers; with other attention the numbers are others."""
+    (tmp_path / "plugin.py").write_text(PROVIDERS)
+    norms = {}
+    for name in (None, "same_layer", "half_block", "own_activation"):
+        words = None if name is None else [f"{tmp_path}/plugin.py", name]
+        actor, _ = start(train_args(model_dir, spec=words))
+        kinds = {type(part).__name__ for part in actor.model[0].modules()}
+        assert name is None or kinds & {"Same", "Half"}
+        norms[name] = actor.train(0, make_shard(None, micro_batches=[[0, 1, 2, 3]]))["steps"][0]["train/grad_norm"]
+    assert norms["same_layer"] == pytest.approx(norms[None], rel=1e-5) and norms[None] > 0
+    assert norms["half_block"] != pytest.approx(norms[None], rel=1e-3) != norms["own_activation"]
+
+
+@pytest.mark.parametrize(
+    "name, message", [("plain_attention", "built attention that cannot read"), ("nothing", "returned a NoneType")]
+)
+def test_layers_that_cannot_be_trained_are_named(model_dir, tmp_path, name, message):
+    (tmp_path / "plugin.py").write_text(PROVIDERS)
+    with pytest.raises(ValueError, match=f"--spec .*plugin.py:{name} {message}.*expected \\(args, config, vp_stage\\)"):
+        start(train_args(model_dir, spec=[f"{tmp_path}/plugin.py:{name}"]))
+
+
+def test_a_layer_spec_is_not_made_without_what_was_asked_for(model_dir, tmp_path):
+    (tmp_path / "plugin.py").write_text(PROVIDERS)
+    with pytest.raises(RuntimeError, match="no layer spec with post_mlp_layernorm"):
+        start(train_args(model_dir, spec=[f"{tmp_path}/plugin.py:unknown_argument"]))
