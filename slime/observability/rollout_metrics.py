@@ -43,7 +43,7 @@ def compute_rollout_metrics(
         metrics["rollout/trained_tokens"] = sum(s.effective_response_length for s in samples if not s.remove_sample)
     if args.debug_rollout_only:  # otherwise the trainer reports the rewards of what it trained on
         metrics |= _mean_reward(args, samples)
-    metrics |= add_prefix("perf/", _throughput(args, samples, rollout_time))
+    metrics |= add_prefix("perf/", throughput_metrics(args, samples, rollout_time))
     metrics |= add_prefix("perf/", request_metrics(samples))
     if args.log_passrate:
         metrics |= add_prefix("passrate/", pass_at_k(_correct_by_prompt(args.reward_key, samples)))
@@ -158,7 +158,7 @@ def _kept_vocabulary(samples: Sequence[Sample]) -> dict[str, float]:
     return {"top_p_kept_vocab_per_token": kept / tokens} if tokens else {}
 
 
-def _throughput(args, samples: Sequence[Sample], rollout_time: float) -> dict[str, float]:
+def throughput_metrics(args, samples: Sequence[Sample], rollout_time: float) -> dict[str, float]:
     """Return the round's time and token rates, once for all tokens and once for trained tokens."""
     metrics = {"rollout_time": float(rollout_time)}
     if not samples or rollout_time <= 0:

@@ -40,6 +40,7 @@ class RolloutManager:
         self._args, self._slots, self._host = args, slots, host
         self._server = None
         self._trained_by: dict[int, list] = {}
+        self._without_rows: set[int] = set()  # groups that a conversion of the user's left out
         self._held_out: dict[str, list[Sample]] = {}  # evaluation sets whose loss the trainer computes
         self._handed_out: dict[int, list] = {}  # rounds that are generated elsewhere
         self._progress = Progress()
@@ -196,7 +197,8 @@ class RolloutManager:
             self.mark_trained(rollout_id)  # nobody will say so: the round has come to its end here
             return [], metrics
         converting = time.monotonic()
-        shards, untrained = self._shards(samples, self._args, columns)
+        shards, untrained, without_rows = self._shards(samples, self._args, columns)
+        self._without_rows |= without_rows
         self._keep_untrained(rollout_id, untrained, metrics)
         metrics["perf/convert_time"] = time.monotonic() - converting
         return shards, metrics
@@ -273,8 +275,11 @@ class RolloutManager:
                 return take_logged()
         return compute_rollout_metrics(args, samples, seconds, extra) | take_logged()
 
-    def _shards(self, samples: list, args, columns: dict[str, list] | None = None) -> tuple[list[Box], set[int]]:
-        """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step)."""
+    def _shards(
+        self, samples: list, args, columns: dict[str, list] | None = None
+    ) -> tuple[list[Box], set[int], set[int]]:
+        """(one boxed shard per data-parallel rank, indices of groups of which no sample fits into a whole step, and of those
+        of which a conversion of the user's made no row)."""
         import ray
 
         from slime.batching.convert import checked_columns, convert_samples_to_train_data
@@ -290,12 +295,9 @@ class RolloutManager:
             vpp_size=args.virtual_pipeline_model_parallel_size or 1,
             microbatch_group_size_per_vp_stage=args.microbatch_group_size_per_vp_stage or 1,
         )
-        untrained: set[int] = set()
-        if len(train_data["tokens"]) == len(samples):  # a custom conversion may make other rows
-            positions = {position for shard in shards for position in shard["partition"]}
-            untrained = {sample.group_index for sample in samples}
-            untrained -= {samples[position].group_index for position in positions}
-        return [Box(ray.put(pack(shard))) for shard in shards], untrained
+        positions = {position for shard in shards for position in shard["partition"]}
+        rows = train_data["sample_indices"] if args.custom_convert_samples_to_train_data_path else None
+        return [Box(ray.put(pack(shard))) for shard in shards], *untrained_groups(samples, rows, positions)
 
     def _keep_untrained(self, rollout_id: int, untrained: set[int], metrics: dict[str, float]) -> None:
         """Groups that are not trained, because whole steps leave a rest, go back to the buffer for the next round."""
@@ -323,6 +325,9 @@ class RolloutManager:
 
     def _end_of(self, group: list[Sample]) -> str:
         """How a prompt of a trained round ended: trained if some token of its samples was in the loss."""
+        if group[0].group_index in self._without_rows:
+            self._without_rows.discard(group[0].group_index)
+            return "filtered"
         trains = self._args.custom_convert_samples_to_train_data_path  # whose masks are not known here
         if trains or any(not leaf.remove_sample and leaf.effective_response_length for leaf in group):
             return "trained"
@@ -364,6 +369,29 @@ class RolloutManager:
     def dispose(self) -> None:
         if self._server is not None:
             self._server.stop()
+
+
+def untrained_groups(
+    samples: list[Sample], row_indices: list | None, positions: Iterable[int]
+) -> tuple[set[int], set[int]]:
+    """(indices of groups that have rows, none of them trained; of groups without a row).
+
+    Args:
+        row_indices: the sample that each row of a user's conversion is of, which may leave out samples, add rows and order them; None:
+            row i is sample i. positions: of the rows that are trained.
+
+    Nothing is known, and both are empty, where rows name no sample of the round.
+    """
+    pairs = {(sample.index, sample.group_index) for sample in samples}
+    group_of = dict(pairs)
+    if row_indices is None:
+        rows = [sample.group_index for sample in samples]
+    elif len(group_of) == len(pairs) and all(index is not None and index in group_of for index in row_indices):
+        rows = [group_of[index] for index in row_indices]
+    else:
+        return set(), set()
+    trained = {rows[position] for position in positions}
+    return set(rows) - trained, {sample.group_index for sample in samples} - set(rows)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def find_state(directory: str) -> tuple[str, str]:
     """(checkpoint directory, its Data Buffer) of a run directory, a checkpoint folder, one checkpoint, or a state file."""
     if os.path.isfile(directory):
         return directory, directory
-    for folder in (directory, os.path.join(directory, "checkpoints")):
+    for folder in (directory, os.path.join(directory, "checkpoints"), _save_of(directory)):
         found = checkpoint_dirs.latest(folder)
         if found is not None:
             path = os.path.join(found.directory, data_state.FILE)
@@ -64,6 +64,18 @@ def find_state(directory: str) -> tuple[str, str]:
         f"{directory}: no complete checkpoint here or in its folder checkpoints/; give a run directory, the folder of --save, "
         "or one iter_N directory (the ledger is written with each checkpoint)"
     )
+
+
+def _save_of(directory: str) -> str | None:
+    """The `--save` of a run directory's run."""
+    path = os.path.join(directory, "config.yaml")
+    if not os.path.isfile(path):
+        return None
+    import yaml
+
+    with open(path, encoding="utf-8") as file:
+        values = yaml.safe_load(file)
+    return values.get("save") if isinstance(values, dict) else None
 
 
 def table(report: LedgerReport) -> str:

@@ -16,9 +16,10 @@ from slime.algorithms.policy_loss import ppo_clip_loss as compute_policy_loss
 from slime.utils.process_groups import reduce_over
 
 __all__ = [
-    "calculate_log_probs_and_entropy", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl", "compute_log_probs",
+    "calculate_log_probs_and_entropy", "chunked_gae", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl",
+    "compute_log_probs",
     "compute_opsm_mask", "compute_policy_loss", "get_advantages_and_returns", "get_advantages_and_returns_batch",
-    "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns",
+    "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns", "vanilla_gae",
 ]  # fmt: skip
 
 Rows = list[torch.Tensor]
@@ -81,6 +82,18 @@ def get_advantages_and_returns_batch(
 ) -> tuple[Rows, Rows]:
     """The same for many; `chunked` chose between two ways to the same result."""
     return _advantages.gae(rewards_list, values_list, gamma, lambd)
+
+
+def chunked_gae(
+    rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float, chunk_size: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GAE of rows of one length: (advantages [B, T], returns [B, T]) from [B, T]; `chunk_size` changes no number."""
+    advantages, returns = _advantages.gae(list(rewards), list(values), gamma, lambd)
+    return torch.stack(advantages), torch.stack(returns)
+
+
+def vanilla_gae(rewards: torch.Tensor, values: torch.Tensor, gamma: float, lambd: float) -> tuple:
+    return chunked_gae(rewards, values, gamma, lambd)
 
 
 def calculate_log_probs_and_entropy(

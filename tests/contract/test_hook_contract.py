@@ -43,7 +43,8 @@ NAMES = {
     "slime.utils.ppo_utils": [
         "calculate_log_probs_and_entropy", "compute_approx_kl", "compute_cispo_loss", "compute_gspo_kl", "compute_log_probs",
         "compute_opsm_mask", "compute_policy_loss", "get_advantages_and_returns", "get_advantages_and_returns_batch",
-        "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns",
+        "get_grpo_returns", "get_reinforce_plus_plus_baseline_advantages", "get_reinforce_plus_plus_returns", "vanilla_gae",
+        "chunked_gae",
     ],
     "slime.utils.distributed_utils": [
         "distributed_masked_whitening", "get_gloo_group", "init_gloo_group", "init_process_group",
@@ -71,6 +72,7 @@ NAMES = {
         "icepop_function",
     ],
     "slime.backends.megatron_utils.model_provider": ["get_model_provider_func"],
+    "slime.ray.rollout": ["compute_metrics_from_samples", "compute_perf_metrics_from_samples"],
     "slime.ray.placement_group": ["create_placement_groups", "create_rollout_manager", "create_training_models"],
     "slime.utils.processing_utils": [
         "load_tokenizer", "load_processor", "build_processor_kwargs", "encode_image_for_rollout_engine",

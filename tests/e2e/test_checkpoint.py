@@ -267,5 +267,6 @@ def test_continued_with_other_sizes_and_a_sample_filter_every_prompt_ends_once(t
     third = train(*SMALL, *flags, *other, "--num-rollout", 4, name="third")
     assert "unfinished groups start again" in third.output
     assert ledger_command.run(str(tmp_path / "save")) == 0
+    assert ledger_command.run(str(third.directory)) == 0  # its config.yaml names the folder
     outcomes = final_state(tmp_path)["ledger"]["outcomes"]
     assert outcomes == {"trained": 3 + 3 + 2 + 2, "filtered": 4}, capsys.readouterr().out

@@ -46,6 +46,12 @@ def test_returns_by_estimator():
         [3], [2], [torch.tensor([0.5, 0.25])], [torch.tensor([0.0, 1.0])], 1.0, 1.0
     )
     assert torch.equal(many[0][0], advantages)
+    rows = torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[0.5, 0.25], [0.5, 0.25]])
+    for function in (ppo_utils.vanilla_gae, ppo_utils.chunked_gae):
+        found = function(*rows, 1.0, 1.0)
+        assert torch.equal(found[0], torch.stack([advantages] * 2)) and torch.equal(
+            found[1], torch.stack([returns] * 2)
+        )
 
 
 def test_sequence_ratio_and_mask():

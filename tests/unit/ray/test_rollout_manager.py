@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from slime.config import checkpoint_dirs
-from slime.ray.rollout_manager import DEFAULT_ROLLOUT_FUNCTION, RolloutManager, untouched_random_numbers
+from slime.ray.rollout_manager import (
+    DEFAULT_ROLLOUT_FUNCTION,
+    RolloutManager,
+    untouched_random_numbers,
+    untrained_groups,
+)
 from slime.utils.types import Sample
 
 
@@ -113,6 +118,31 @@ def test_groups_that_whole_steps_leave_over_go_back_and_those_out_of_the_loss_ar
         ("mark_finished", [2], "failed"),
         ("mark_finished", [3, 4], "filtered"),
     ]
+
+
+@pytest.mark.parametrize(
+    "rows, positions, expected",
+    [
+        (None, [0, 1, 2, 3], ({2}, set())),  # row i is sample i
+        ([5, 4, 0, 1, 2, 3], [0, 1, 2, 3], ({1}, set())),  # the other way round
+        ([4, 4, 5, 0], [0, 1, 2], ({0}, {1})),  # a row twice, samples without one
+        ([40, None], [0], (set(), set())),  # of no sample: nothing is known
+    ],
+)
+def test_groups_that_are_not_trained_are_told_by_the_samples_that_rows_are_of(rows, positions, expected):
+    samples = [Sample(group_index=i // 2, index=i) for i in range(6)]
+    assert untrained_groups(samples, rows, positions) == expected
+
+
+def test_a_prompt_of_which_a_conversion_makes_no_row_is_filtered():
+    manager = RolloutManager(
+        SimpleNamespace(custom_convert_samples_to_train_data_path="mine.convert"), None, "127.0.0.1"
+    )
+    manager._data_source = Buffer()
+    manager._trained_by[0] = [group(i, Sample.Status.COMPLETED, tokens=[1, 2], response_length=1) for i in range(2)]
+    manager._without_rows = {1}
+    manager.mark_trained(0)
+    assert manager._data_source.told == [("mark_finished", [0], "trained"), ("mark_finished", [1], "filtered")]
 
 
 def test_a_flat_list_of_samples_ends_prompt_by_prompt():
