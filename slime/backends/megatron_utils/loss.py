@@ -203,11 +203,20 @@ def value_regression(args, batch: MicroBatch, data: dict, outputs: torch.Tensor)
     return LossOutput(loss, {"value_loss": loss.detach(), "value_clipfrac": reducer(clipped).detach()})
 
 
+class SampleTokens(list):
+    """Tokens of each sample; who takes them for the packed stream is told where that is."""
+
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            f"batch['tokens'] is a list of each sample's tokens and has no {name!r}; the packed stream [1, T] is batch['packed_tokens']"
+        )
+
+
 class LossBatch(dict):
     """What a custom loss sees of a micro-batch: columns by name, as lists of one entry per sample.
 
     Also `tokens` (and `unconcat_tokens`, the same), `packed_tokens` [1, T], `packed_seq_params`, `total_lengths` and
-    `response_lengths`. `micro_batch` and `data` are for the losses that a custom one may build on.
+    `response_lengths`; where no prompt is shared, `full_loss_masks` [1, T]: 1 where logits predict a trained token. `micro_batch` and `data` are for the losses that a custom one may build on.
     """
 
     def __init__(self, columns: dict, micro_batch: MicroBatch, data: dict):
@@ -245,13 +254,17 @@ def custom_loss(args, batch: MicroBatch, data: dict, logits: torch.Tensor) -> Lo
         if isinstance(value, list) and len(value) == len(data["tokens"])
     }
     columns.update(
-        tokens=tokens,
+        tokens=SampleTokens(tokens),
         unconcat_tokens=tokens,
         packed_tokens=stream,
         packed_seq_params=packed,
         total_lengths=list(batch.total_lengths),
         response_lengths=list(batch.response_lengths),
     )
+    if packed.shared is None:
+        full = torch.zeros_like(stream, dtype=torch.int32)
+        full[0, whole.rows] = torch.cat(columns["loss_masks"]).to(full.dtype)
+        columns["full_loss_masks"] = full
     own = LossBatch(columns, whole, data)
     with _seen_by_custom_loss(own):
         loss, metrics = hook_results.loss(args, own, logits, reducer_for(args, batch, data))

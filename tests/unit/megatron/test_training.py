@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -371,6 +372,32 @@ def from_logits(args, batch, logits, sum_of_sample_mean):
     loss = sum_of_sample_mean(pg_loss) - args.entropy_coef * entropy_loss
     return loss, {"loss": loss, "pg_clipfrac": sum_of_sample_mean(clipfrac), "entropy_loss": entropy_loss}
 """
+
+
+def test_a_custom_loss_may_read_the_stream_and_is_told_where_it_is(model_dir, tmp_path):
+    text = """
+import torch
+
+def stream(args, batch, logits, sum_of_sample_mean):
+    labels = batch["packed_tokens"].roll(-1, dims=1)
+    log_probs = logits.log_softmax(-1).gather(2, labels[..., None])[..., 0]
+    chosen = log_probs[batch["full_loss_masks"].bool()]
+    assert torch.allclose(chosen, torch.cat(batch["log_probs"])[torch.cat(batch["loss_masks"]).bool()], atol=1e-5)
+    return -chosen.sum(), {"loss": -chosen.sum()}
+
+def takes_it_for_the_stream(args, batch, logits, sum_of_sample_mean):
+    return batch["tokens"].roll(-1, dims=1)
+"""
+    (tmp_path / "losses.py").write_text(text)
+    masks = [torch.tensor(row, dtype=torch.int32) for row in ([1, 0, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 0], [1] * 8)]
+    for name, raises in (
+        ("stream", None),
+        ("takes_it_for_the_stream", "the packed stream .* is batch.'packed_tokens'."),
+    ):
+        custom = {"loss_type": "custom_loss", "custom_loss_function_path": f"{tmp_path}/losses.py:{name}"}
+        actor, _ = start(train_args(model_dir, **custom))
+        with pytest.raises(RuntimeError, match=raises) if raises else nullcontext():
+            actor.train(0, make_shard(None, micro_batches=[[0, 1], [2, 3]], loss_masks=masks))
 
 
 @pytest.mark.parametrize("loss", ["built_in", "by_hand", "from_logits"])
