@@ -39,10 +39,12 @@ def absolute_hook(value: str) -> str:
 
 
 def make_paths_absolute(args: argparse.Namespace) -> None:
-    """Make every path and file hook of the framework's flags absolute."""
+    """Make every path and file hook of the framework's flags absolute, and the file in `--spec`."""
     for flag in framework_flags():
         value = getattr(args, flag.dest)
         if flag.type not in ("path", "hook") or not value:
             continue
         convert = absolute if flag.type == "path" else absolute_hook
         setattr(args, flag.dest, [convert(item) for item in value] if isinstance(value, list) else convert(value))
+    if args.spec:
+        args.spec = [absolute_hook(args.spec[0]), *args.spec[1:]]

@@ -216,7 +216,8 @@ class LossBatch(dict):
     """What a custom loss sees of a micro-batch: columns by name, as lists of one entry per sample.
 
     Also `tokens` (and `unconcat_tokens`, the same), `packed_tokens` [1, T], `packed_seq_params`, `total_lengths` and
-    `response_lengths`; where no prompt is shared, `full_loss_masks` [1, T]: 1 where logits predict a trained token. `micro_batch` and `data` are for the losses that a custom one may build on.
+    `response_lengths`; where no prompt is shared, `full_loss_masks` [1, T] that are 1 where logits predict a trained token.
+    `micro_batch` and `data` are for the losses that a custom one may build on.
     """
 
     def __init__(self, columns: dict, micro_batch: MicroBatch, data: dict):

@@ -320,11 +320,12 @@ class TestPaths:
         (tmp_path / "hooks.py").write_text("def f(): ...\n")
         args = parse(
             *"--custom-generate-function-path hooks.py --custom-rm-path hooks.py:f --buffer-filter-path a.b.c "
-            "--rollout-sample-hook-path hooks.py:f --save ckpt --dump-details dump".split()
+            "--rollout-sample-hook-path hooks.py:f --save ckpt --dump-details dump --spec hooks.py f".split()
         )
         assert args.custom_generate_function_path == str(tmp_path / "hooks.py")
         assert args.custom_rm_path == str(tmp_path / "hooks.py") + ":f"
         assert args.buffer_filter_path == "a.b.c"
+        assert args.spec == [str(tmp_path / "hooks.py"), "f"] and parse("--spec", "a.b", "f").spec == ["a.b", "f"]
         assert args.rollout_sample_hook_path == [str(tmp_path / "hooks.py") + ":f"]
         assert args.save == str(tmp_path / "ckpt")
         assert args.save_debug_rollout_data == str(tmp_path / "dump" / "rollout_data" / "{rollout_id}.pt")
@@ -383,6 +384,8 @@ def test_a_reward_type_beside_a_reward_function_is_said_to_be_left_to_it(parse, 
     both = ("--rm-type", "math", "--custom-rm-path", "hooks.reward")
     assert said(parse(*both), "--rm-type math is left to the function of --custom-rm-path")
     assert not said(parse(*both[:2]), "is left to") and not said(parse(*both[2:]), "is left to")
+    layers = parse("--spec", "a.b", "f", "--custom-model-provider-path", "a.b.c")
+    assert said(layers, "--spec a.b f is left to the function of --custom-model-provider-path")
 
 
 def test_sequence_parallel_without_tensor_parallel_is_said(parse):
