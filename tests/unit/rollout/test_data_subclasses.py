@@ -76,6 +76,14 @@ class Heap(RolloutDataSourceWithBuffer):
             self.heap = [(key, [Sample.from_dict(sample) for sample in group]) for key, group in json.load(file)]
 
 
+class AsyncHeap(Heap):
+    async def save(self, rollout_id):
+        super().save(rollout_id)
+
+    async def load(self, rollout_id=None):
+        super().load(rollout_id)
+
+
 class Ahead(RolloutDataSourceWithBuffer):
     """Takes more from ours than it is asked for, and gives the rest out later."""
 
@@ -139,14 +147,15 @@ def test_groups_of_a_subclass_are_those_of_the_built_in_source_and_in_the_ledger
     assert report.problems == [] and report.lines[0]["trained"] == 6 and report.lines[0]["handed_out"] == 7
 
 
-def test_what_a_subclass_keeps_and_writes_itself_is_there_once_after_a_restart(args, tmp_path):
+@pytest.mark.parametrize("cls", [Heap, AsyncHeap])
+def test_what_a_subclass_keeps_and_writes_itself_is_there_once_after_a_restart(args, tmp_path, cls):
     arguments = args()
-    source = adapt_class(arguments, Heap)
+    source = adapt_class(arguments, cls)
     groups = source.get_samples(3)
     source.mark_finished(groups[:1])
     source.add_samples(groups[1:2])
     assert check(source.state_dict()).problems == [] and source.stats()["in_flight"] == 1
-    again = resumed(arguments, Heap, source, tmp_path)
+    again = resumed(arguments, cls, source, tmp_path)
     assert (tmp_path / "heap_3.json").exists() and arguments.save != str(tmp_path)
     back = again.get_samples(3)
     assert texts(back) == ["p2", "p1", "p3"]  # in flight, the class's own, new
