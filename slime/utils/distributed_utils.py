@@ -32,6 +32,6 @@ def distributed_masked_whitening(
 
     Raises: ValueError when nothing is unmasked on any rank.
     """
-    return whiten([values], [mask], reduce_over(process_group, dist.ReduceOp.SUM), shift_mean=shift_mean, eps=epsilon)[
-        0
-    ]
+    total = reduce_over(process_group, dist.ReduceOp.SUM)
+    (whitened,) = whiten([values], [mask], total, shift_mean=shift_mean, eps=epsilon)
+    return whitened
